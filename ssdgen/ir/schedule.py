@@ -1,0 +1,71 @@
+"""How a layer may be computed: a Schedule is a space of choices, a Config (plan/) one point of it.
+
+Every field is a tuple of alternatives; the first is the default. Knobs that are not declared keep these defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ssdgen.diagnostics import NOWHERE, Span
+from ssdgen.ir.expr import Axes
+
+Product = Literal["scores", "carried", "intra", "state"]
+"""The matrix products of a chunk.
+
+scores: read . column of two tokens; carried: read . entry state; intra: scores times row; state: the update by a chunk.
+"""
+PRODUCTS: tuple[Product, ...] = ("scores", "carried", "intra", "state")
+
+Precision = Literal["bf16", "tf32", "tf32x3"]
+"""Operands of a product: bf16, TF32, or three TF32 products for float32 accuracy. Sums are float32 in all of them."""
+
+PlanName = Literal["three_kernel", "segmented", "single_walk"]
+KERNELS: tuple[str, ...] = ("chunk_cumsum", "fwd_pass_state", "compute_out")
+"""The roles of kernels, as `occupancy` names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class MmaChoice:
+    """The precisions of one product for inputs of one dtype.
+
+    Undeclared for a dtype: `bf16` as declared for bf16 inputs, and TF32 wherever that is bf16 for f16 and f32 inputs.
+    """
+
+    dtype: Literal["bf16", "f16", "f32"]
+    product: Product
+    precisions: tuple[Precision, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The order of a tensor's dimensions: of the array a caller passes, or of a copy that kernels make."""
+
+    name: str
+    axes: Axes
+    span: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The alternatives of a knob that belongs to one name: a latency of a tensor, a tile of an axis, an occupancy of a role."""
+
+    name: str
+    values: tuple[int, ...]
+    span: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The declared space. `mma` holds every (dtype, product), undeclared ones filled in."""
+
+    chunk: tuple[int, ...] = (64,)
+    mma: tuple[MmaChoice, ...] = ()
+    layouts: tuple[Layout, ...] = ()
+    internals: tuple[Layout, ...] = ()
+    swap: tuple[Product, ...] = ()
+    latency: tuple[Choice, ...] = ()
+    tile: tuple[Choice, ...] = ()
+    occupancy: tuple[Choice, ...] = ()
+    plan: tuple[PlanName, ...] = ("three_kernel",)
