@@ -65,6 +65,18 @@ class SpecError(Exception):
         super().__init__(render(source, self.diagnostics))
 
 
+class UserError(Exception):
+    """What the user asked for cannot be done, and no place in a spec is to blame: a file, an option, a folder.
+
+    `message` is one line without a full stop; `hint` says what to do instead.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        self.message = message
+        self.hint = hint
+        super().__init__(f"{message}\n  hint: {hint}" if hint else message)
+
+
 def render(source: Source, diagnostics: Iterable[Diagnostic]) -> str:
     """The text of `diagnostics`, blank-line separated, each with file, line, column, excerpt, caret and hint."""
     return "\n\n".join(_render_one(source, d) for d in diagnostics)
@@ -83,7 +95,7 @@ WIDEST_EXCERPT = 120
 
 
 def _excerpt(text: str, span: Span) -> list[str]:
-    """The line a span starts on with a caret line below it; tabs become one space, a long line is cut around the caret."""
+    """The line a span starts on, with a caret line below it; a tab becomes one space, a long line is cut."""
     text = "".join(" " if c == "\t" else c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     start = span.column - 1
     end = span.end_column - 1 if span.end_line == span.line else len(text)

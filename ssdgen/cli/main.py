@@ -1,0 +1,95 @@
+"""The entry point: runs a command and turns whatever stops it into a message and an exit code.
+
+0    done                                1    the user's mistake, or a check that failed
+130  interrupted (Ctrl-C)                2    a bug of ours
+141  whoever read the output stopped
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shlex
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+
+import typer
+from typer.main import get_command
+
+from ssdgen import __version__
+from ssdgen.cli.commands import app
+from ssdgen.cli.output import OutputClosed, close_quietly, diagnostics_data, say, show_json
+from ssdgen.diagnostics import SpecError, UserError
+
+DONE, MISTAKE, BUG, INTERRUPTED, CLOSED = 0, 1, 2, 130, 141
+
+
+def main() -> None:
+    """The console script `ssdgen`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line `arguments`; the exit code."""
+    json = "--json" in arguments
+    try:
+        code = get_command(app).main(args=list(arguments), prog_name="ssdgen", standalone_mode=False)
+        if code == INTERRUPTED:  # what typer makes of KeyboardInterrupt
+            say("ssdgen: interrupted")
+        sys.stdout.flush()
+        return code if isinstance(code, int) else DONE
+    except SpecError as error:
+        return _mistake(str(error), diagnostics_data(error), json)
+    except UserError as error:
+        return _mistake(f"ssdgen: {error}", [{"message": error.message, "hint": error.hint}], json)
+    except typer.TyperException as error:
+        message = _sentence(error.format_message())
+        return _mistake(
+            f"ssdgen: {message}\n  hint: {_help(error)}", [{"message": message, "hint": _help(error)}], json
+        )
+    except (KeyboardInterrupt, typer.Abort):
+        say("ssdgen: interrupted")
+        return INTERRUPTED
+    except (OutputClosed, BrokenPipeError):
+        close_quietly()
+        return CLOSED
+    except (
+        Exception
+    ) as error:  # the last resort: whatever arrives here is ours, and nobody should have to read a traceback
+        return _bug(error, arguments)
+
+
+def _mistake(text: str, data: list[dict[str, object]], json: bool) -> int:
+    if json:
+        show_json({"errors": data})
+    else:
+        say(text)
+    return MISTAKE
+
+
+def _bug(error: Exception, arguments: Sequence[str]) -> int:
+    trace = "".join(traceback.format_exception(error))
+    if "--debug" in arguments:
+        say(trace)
+        return BUG
+    about = f"ssdgen {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    with tempfile.NamedTemporaryFile("w", prefix="ssdgen-bug-", suffix=".txt", encoding="utf-8", delete=False) as file:
+        file.write(f"{about}\nssdgen {shlex.join(arguments)}\n\n{trace}")
+    say(
+        f"ssdgen: this is a bug in ssdgen, not a mistake of yours: {type(error).__name__}: {error}\n"
+        f"  please report it with your spec and {file.name}; --debug shows the details here"
+    )
+    return BUG
+
+
+def _sentence(message: str) -> str:
+    """typer's message as ours are: one line, no capital, no full stop, names in backquotes."""
+    line = re.sub(r"'([^']*)'", r"`\1`", " ".join(message.split())).removesuffix(".")
+    return line[:1].lower() + line[1:]
+
+
+def _help(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path if context else 'ssdgen'} --help"

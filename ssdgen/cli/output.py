@@ -1,0 +1,140 @@
+"""What the command prints: text for a person, JSON for a program, progress on the terminal.
+
+Results go to standard output, messages and progress to standard error. Colour and progress only where a person looks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from ssdgen.diagnostics import Source, Span, SpecError
+from ssdgen.ir.expr import Apply, Const, Contract, Index, Ref, Size, to_text
+
+ERROR_STYLES = {
+    r"\berror\[\w+\]": "red",
+    r"(?m)^ssdgen:": "red",
+    r"(?m)^ +\| +(?P<caret>\^+)$": "red",
+    r"(?m)^  hint:": "cyan",
+}
+REPORT_STYLES = {r"(?m)^  ok\b": "green", r"(?m)^  skip\b": "yellow", r"(?m)^  FAIL\b.*$": "red"}
+
+
+class OutputClosed(Exception):
+    """Whoever read our standard output has stopped (`| head`)."""
+
+
+def show(text: str, styles: Mapping[str, str] | None = None) -> None:
+    """Print `text` to standard output, the matches of `styles` (regular expression: colour) coloured on a terminal."""
+    try:
+        _write(sys.stdout, text, styles)
+    except BrokenPipeError as error:
+        raise OutputClosed from error
+
+
+def show_json(value: object) -> None:
+    """Print `value` as JSON to standard output."""
+    show(json.dumps(as_data(value), indent=2, ensure_ascii=False))
+
+
+def say(text: str) -> None:
+    """Print a message to standard error, coloured on a terminal."""
+    try:
+        _write(sys.stderr, text, ERROR_STYLES)
+    except BrokenPipeError as error:
+        raise OutputClosed from error
+
+
+def close_quietly() -> None:
+    """Point standard output nowhere: what is still in its buffer has no reader."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+
+
+def _write(stream: TextIO, text: str, styles: Mapping[str, str] | None) -> None:
+    console = Console(file=stream, highlight=False, soft_wrap=True)
+    shown = text
+    if styles and console.is_terminal:
+        styled = Text(text)
+        for pattern, style in styles.items():
+            styled.highlight_regex(pattern, style)
+        with console.capture() as capture:
+            console.print(styled, end="")
+        shown = capture.get()
+    encoding = stream.encoding or "utf-8"
+    stream.write(f"{shown}\n".encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+def as_data(value: object) -> object:
+    """`value` as what `json.dumps` takes: dataclasses by field with their kind, expressions as in a spec, no spans."""
+    match value:
+        case Const() | Ref() | Size() | Index() | Apply() | Contract():
+            return to_text(value)
+        case float() if not math.isfinite(value):
+            return str(value)
+        case str() | int() | float() | None:
+            return value
+        case bytes():
+            return len(value)
+        case tuple() | list():
+            return [as_data(v) for v in value]
+        case dict():
+            return {str(k): as_data(v) for k, v in value.items()}
+        case _ if dataclasses.is_dataclass(value):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            data = {k: as_data(v) for k, v in fields.items() if not isinstance(v, Span | Source)}
+            return {"kind": type(value).__name__, **data}
+    raise TypeError(f"no JSON for a {type(value).__name__}")
+
+
+def diagnostics_data(error: SpecError) -> list[dict[str, object]]:
+    """The diagnostics of `error` for a program; line and column are 0 where the whole file is meant."""
+    return [
+        {
+            "code": d.code,
+            "message": d.message,
+            "hint": d.hint,
+            "file": error.source.path,
+            "line": d.span.line,
+            "column": d.span.column,
+            "end_line": d.span.end_line,
+            "end_column": d.span.end_column,
+        }
+        for d in error.diagnostics
+    ]
+
+
+class Steps:
+    """A progress bar on the terminal, or nothing: `total` may be told late, `advance` once a step."""
+
+    def __init__(self, progress: Progress, title: str) -> None:
+        self._progress = progress
+        self._task = progress.add_task(title, total=None)
+
+    def __call__(self, done: int, total: int, what: str = "") -> None:
+        """`done` of `total` steps are done; `what` is the one just done or under way."""
+        self._progress.update(self._task, completed=done, total=total, what=what)
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Steps]:
+    """Within, a bar on standard error if that is a terminal; it is gone afterwards."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _what())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield Steps(bar, title)
+
+
+def _what() -> TextColumn:
+    return TextColumn("{task.fields[what]}")
