@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -32,32 +33,37 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     """|got - want| / |want| in float64 (|got| if `want` is 0); inf for another shape, nan if either holds a nan."""
     if got.shape != want.shape:
         return math.inf
-    difference = float((got.double() - want.double()).norm())
-    scale = float(want.double().norm())
+    want = want.double()
+    difference, scale = float((got.to(want) - want).norm()), float(want.norm())
     return difference / scale if scale != 0 else difference
 
 
-def compare(
-    gate: Gate,
-    name: str,
-    got: Mapping[str, torch.Tensor],
-    want: Mapping[str, torch.Tensor],
-    bounds: Mapping[str, float],
-) -> list[Check]:
-    """One check for each value of `want`, called `name: value`; a missing value, another shape or a nan fails."""
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a value has to be: the truth in float64, the dtype it must have, and how far it may be off."""
+
+    value: torch.Tensor
+    dtype: torch.dtype
+    bound: float
+
+
+def compare(gate: Gate, name: str, got: Mapping[str, torch.Tensor], expected: Mapping[str, Expected]) -> list[Check]:
+    """One check, `name: value`, for each expected value; a missing one, another shape or dtype, or a nan fails."""
     checks = []
-    for key, true in want.items():
+    for key, want in expected.items():
         value = got.get(key)
-        error = math.inf if value is None else relative_error(value, true)
+        error, note = math.inf, ""
         if value is None:
             note = "not returned"
-        elif value.shape != true.shape:
-            note = f"shape {tuple(value.shape)}, expected {tuple(true.shape)}"
-        elif not bool(value.isfinite().all()):
-            note = "holds nan or inf"
+        elif value.shape != want.value.shape:
+            note = f"shape {tuple(value.shape)}, expected {tuple(want.value.shape)}"
+        elif value.dtype != want.dtype:
+            note = f"dtype {value.dtype}, expected {want.dtype}"
         else:
-            note = ""
-        checks.append(Check(f"{name}: {key}", gate, error, bounds[key], error <= bounds[key], note))
+            error = relative_error(value, want.value)
+            if not bool(value.isfinite().all()):
+                note = "holds nan or inf"
+        checks.append(Check(f"{name}: {key}", gate, error, want.bound, error <= want.bound, note))
     return checks
 
 

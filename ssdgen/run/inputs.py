@@ -1,8 +1,8 @@
 """Random inputs for any layer: realistic values, every dtype, awkward memory, and nothing that is zero by accident.
 
 A fault that zeros hide is the common one (an input of zeros makes a missing term invisible), so values are random,
-within their declared range, and shaped by how the layer uses them: an input of a softplus yields steps between 0.001 and
-0.1, a log gate is the logsigmoid of something around 3, a gate's argument sits where sigmoid is near 1.
+within their declared range, and shaped by how the layer uses them: an input of a softplus yields steps between 0.001
+and 0.1, a log gate is the logsigmoid of something around 3, a gate's argument sits where sigmoid is near 1.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ DTYPES: dict[str, torch.dtype] = {
 }
 Memory = Literal["plain", "slices", "transposed", "expanded", "surrounded"]
 """plain: contiguous; slices: all per-token inputs of a dtype are columns of one buffer; transposed: dimensions in
-reverse order in memory; expanded: every batch entry is the same memory (stride 0); surrounded: a view into a larger buffer.
-Whatever of a buffer no input covers is NaN."""
+reverse order in memory; expanded: every batch entry is the same memory (stride 0); surrounded: a view into a larger
+buffer. Whatever of a buffer no input covers is NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,19 @@ class Inputs:
         return {**self.tensors, **self.params, **{f"{name}0": state for name, state in self.states.items()}}
 
 
-def draw(layer: Layer, case: Case, device: torch.device | str = "cpu") -> Inputs:
-    """Random inputs of `layer` as `case` wants them; the same case gives the same values on every device."""
-    generator = torch.Generator().manual_seed(case.seed)
+def draw(layer: Layer, case: Case, device: torch.device | str = "cpu", generated_on: str = "cpu") -> Inputs:
+    """Random inputs of `layer` as `case` wants them, on `device`.
+
+    A case has the same values wherever they go, unless large ones are `generated_on` the GPU to save time.
+    """
+    generator = torch.Generator(generated_on).manual_seed(case.seed)
     uses = _uses(layer)
     tensors: dict[str, torch.Tensor] = {}
     for tensor in layer.inputs:
         axes = array_axes(layer, tensor, case.forms.get(tensor.name))
         shape = [case.sizes[a] for a in axes]
-        value = _values(tensor, uses, layer.time in axes, torch.randn(shape, generator=generator, dtype=torch.float64))
+        normal = torch.randn(shape, generator=generator, dtype=torch.float64, device=generated_on)
+        value = _values(tensor, uses, layer.time in axes, normal)
         if tensor.name in case.absent:
             continue
         if tensor.name in case.zero:
@@ -76,7 +80,10 @@ def draw(layer: Layer, case: Case, device: torch.device | str = "cpu") -> Inputs
         tensors[tensor.name] = value.to(dtype_of(layer, tensor, case.dtype)).to(device)
     states: dict[str, torch.Tensor] = {}
     for state in layer.states:
-        value = torch.randn([case.sizes[a] for a in state.axes], generator=generator, dtype=torch.float64)
+        shape = [case.sizes[a] for a in state.axes]
+        value = torch.randn(shape, generator=generator, dtype=torch.float64, device=generated_on)
+        if f"{state.name}0" in case.zero:
+            value = torch.zeros_like(value)
         if f"{state.name}0" not in case.absent:
             states[state.name] = value.to(torch.float64 if case.dtype == "f64" else DTYPES[state.dtype]).to(device)
     leading = {name: array_axes(layer, layer.tensor(name), case.forms.get(name))[:2] for name in tensors}

@@ -1,0 +1,47 @@
+"""One forward call of a built-in spec on a ragged shape, for compute-sanitizer.
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \\
+        python bench/ragged_once.py mamba2
+
+Without torch's caching allocator every tensor is an allocation of its own, so that a read past its end is seen. Run it once
+without the sanitizer first: the compiler's output is then cached on disk. Exits 1 if the result is wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import torch
+
+from ssdgen.run.cases import sizes_for
+from ssdgen.run.checks import relative_error
+from ssdgen.run.inputs import Case, draw
+from ssdgen.run.reference import reference
+from ssdgen.spec import load_source, read_layer
+
+TOKENS = 201
+BOUND = 5e-3
+
+
+def main(name: str) -> int:
+    """Run it; print each value's error."""
+    layer = read_layer(load_source(name))
+    module = importlib.import_module(f"generated.{name}")
+    inputs = draw(layer, Case(sizes_for(layer, TOKENS), dtype="bf16"), "cuda")
+    values = module.forward(**inputs.keywords())
+    torch.cuda.synchronize()
+    if "--no-reference" in sys.argv:
+        return 0
+    on_cpu = [{k: v.cpu() for k, v in x.items()} for x in (inputs.tensors, inputs.states)]
+    outputs, finals = reference(layer, on_cpu[0], inputs.params, on_cpu[1])
+    worst = 0.0
+    for (key, want), got in zip({**outputs, **finals}.items(), values, strict=True):
+        error = relative_error(got.cpu(), want)
+        print(f"{name} {key}: error {error:.1e}, bound {BOUND:.1e}")
+        worst = max(worst, error) if error == error else float("inf")
+    return 0 if worst <= BOUND else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,127 @@
+"""Implementations that someone else wrote, to compare the built-in specs with.
+
+On the CPU: the Mamba-2 of transformers (its mixer's plain torch path) and the `naive` functions of fla-core, which are
+loaded as single files because the packages around them import Triton. Each peer is compared in float32 with an emitted
+`forward` on the peer's own inputs. A package that is not installed is a skipped check with the reason.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ssdgen.ir.layer import Layer
+from ssdgen.ir.report import Check
+from ssdgen.run.checks import BOUNDS, Expected, compare
+
+Forward = Callable[..., tuple[torch.Tensor, ...]]
+"""An emitted `forward`: inputs by keyword; outputs, then final states."""
+
+
+def peer_checks(layer: Layer, forward: Forward) -> list[Check]:
+    """`forward` of a built-in spec against every implementation of it by others; none if there is none."""
+    checks = []
+    for name, peer in PEERS.get(layer.name, {}).items():
+        try:
+            checks += peer(name, forward)
+        except ImportError as missing:
+            checks.append(Check(name, "peer", 0.0, 0.0, passed=False, skipped=True, note=f"not compared: {missing}"))
+    return checks
+
+
+def _compare(name: str, got: tuple[torch.Tensor, ...], want: dict[str, torch.Tensor]) -> list[Check]:
+    named = dict(zip(want, got, strict=False))
+    return compare("peer", name, named, {k: Expected(v, torch.float32, BOUNDS["f32"]) for k, v in want.items()})
+
+
+def _transformers_mixer(name: str, forward: Forward) -> list[Check]:
+    """What transformers' Mamba2Mixer hands to its norm, from the x, B, C, dt that its projection and convolution make."""
+    from transformers import Mamba2Config
+    from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+    torch.manual_seed(3)
+    b, t, h, g, p, n = 2, 45, 4, 2, 16, 24
+    checks = []
+    for limit in ((0.0, math.inf), (0.01, 0.05)):
+        config = Mamba2Config(
+            num_heads=h, head_dim=p, hidden_size=h * p // 2, state_size=n, n_groups=g, chunk_size=16,
+            num_hidden_layers=1, time_step_limit=limit,
+        )  # fmt: skip
+        mixer = Mamba2Mixer(config, layer_idx=0).eval()
+        with torch.no_grad():
+            mixer.D.copy_(torch.randn(h))
+            mixer.A_log.copy_(torch.log(1 + 15 * torch.rand(h)))
+        seen = _Recorder()
+        mixer.norm, mixer.out_proj = seen, torch.nn.Identity()
+        hidden = torch.randn(b, t, config.hidden_size)
+        with torch.no_grad():
+            mixer(hidden)
+            _, xBC, dt = mixer.in_proj(hidden).split([h * p, h * p + 2 * g * n, h], dim=-1)
+            xBC = torch.nn.functional.silu(mixer.conv1d(xBC.transpose(1, 2))[..., :t].transpose(1, 2))
+            x, B, C = xBC.split([h * p, g * n, g * n], dim=-1)
+            got = forward(
+                x=x.view(b, t, h, p), dt=dt, A=-mixer.A_log.exp(), B=B.view(b, t, g, n), C=C.view(b, t, g, n),
+                D=mixer.D, dt_bias=mixer.dt_bias, dt_min=limit[0], dt_max=limit[1],
+            )  # fmt: skip
+        assert seen.value is not None
+        checks += _compare(f"{name}, dt limit {limit}", got, {"y": seen.value.reshape(b, t, h, p)})
+    return checks
+
+
+class _Recorder(torch.nn.Module):
+    """Stands where the mixer's norm was, and keeps what came."""
+
+    value: torch.Tensor | None = None
+
+    def forward(self, hidden: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        self.value = hidden
+        return hidden
+
+
+def _transformers_scan(name: str, forward: Forward) -> list[Check]:
+    """transformers' chunked scan on its own, with an initial state and the final one."""
+    from transformers.models.mamba2 import modeling_mamba2
+
+    scan = getattr(modeling_mamba2, "mamba2_chunk_scan", None)
+    if scan is None:
+        raise ImportError("this version of transformers has no mamba2_chunk_scan")
+    torch.manual_seed(4)
+    b, t, h, g, p, n = 2, 77, 6, 3, 20, 12
+    x, dt = torch.randn(b, t, h, p), torch.randn(b, t, h) - 4
+    B, C = torch.randn(b, t, g, n), torch.randn(b, t, g, n)
+    A, D, bias, S0 = -1 - 15 * torch.rand(h), torch.randn(h), torch.randn(h), torch.randn(b, h, p, n)
+    y, S = scan(
+        x, dt, A, B, C, chunk_size=16, D=D, dt_bias=bias, dt_softplus=True, initial_states=S0, return_final_states=True
+    )
+    got = forward(x=x, dt=dt, A=A, B=B, C=C, D=D, dt_bias=bias, S0=S0)
+    return _compare(name, got, {"y": y, "S": S})
+
+
+def _fla(operation: str) -> ModuleType:
+    """fla/ops/<operation>/naive.py alone. ImportError if fla-core or einops is not installed."""
+    try:
+        found = importlib.metadata.distribution("fla-core").locate_file(f"fla/ops/{operation}/naive.py")
+    except importlib.metadata.PackageNotFoundError:
+        raise ImportError("no package fla-core") from None
+    spec = importlib.util.spec_from_file_location(f"_fla_{operation}_naive", str(found))
+    if spec is None or spec.loader is None:
+        raise ImportError(f"fla-core has no fla/ops/{operation}/naive.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _qkv(t: int = 77, dim: int = 24, value_dim: int = 40) -> dict[str, torch.Tensor]:
+    """Queries, keys [b t h k] and values [b t h v]."""
+    torch.manual_seed(5)
+    return {name: torch.randn(2, t, 3, d) for name, d in (("q", dim), ("k", dim), ("v", value_dim))}
+
+
+def _log_gates(*shape: int) -> torch.Tensor:
+    return torch.nn.functional.logsigmoid(torch.randn(*shape) + 2)
