@@ -1,0 +1,192 @@
+"""The forward kernels of the built-in specs on one GPU: right, clean, and how fast beside the peers. Ten minutes at most.
+
+    python bench/h200_forward.py --out DIR [--quick] [--seconds 570]
+
+Writes DIR/results.json and DIR/table.txt after every step. Each step is a process of its own, so that a kernel that ends
+a CUDA context ends one step; what failed stands under "problems" with the end of its output. Steps:
+
+  warm      every kernel is compiled, ours and the peers', in parallel processes, into the compilers' disk caches
+  verify    every spec at every shape of SHAPES, bf16, all inputs present: against the chunked form in float64 on the GPU
+            (all of it) and a float64 token loop (the first heads of the last sequence, at most 16,384 tokens)
+  time      CUDA graphs, bf16, medians of interleaved replays over several input sets, so that no set is found in the L2
+            cache; mamba2 beside mamba_ssm (best of chunk 128 and 256) and TileGym, each first compared with float64
+  sweep     mamba2 with one knob of its schedule changed at a time
+  memcheck  compute-sanitizer over one ragged shape a spec
+
+Our call and mamba_ssm's get raw dt, its bias and softplus; TileGym's has no softplus and gets the finished steps for free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+ROOT = HERE.parent.parent
+SPECS = ("mamba2", "retnet", "linear_attention", "simple_gla", "mlstm")
+SHAPES = (
+    (4, 16384, 8, 1, 64, 128),
+    (4, 4096, 8, 1, 64, 128),
+    (4, 16384, 8, 1, 64, 64),
+    (4, 16384, 8, 1, 64, 256),
+    (8, 2048, 24, 1, 64, 128),
+    (1, 8192, 80, 1, 64, 128),
+    (1, 131072, 64, 8, 64, 128),
+)
+"""Batch, tokens, heads, groups, head channels, state channels."""
+QUICK_SHAPES = ((2, 2048, 4, 1, 64, 64), (1, 2048, 16, 2, 64, 128))
+SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
+
+
+def main() -> int:
+    """Run all steps, or the one that a child process is told to."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for results.json and table.txt")
+    parser.add_argument("--quick", action="store_true", help="two small shapes, few repetitions")
+    parser.add_argument("--seconds", type=float, default=570.0, help="no step starts, and each is ended, after this")
+    parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.step:
+        import h200_steps
+
+        for row in h200_steps.STEPS[options.step[0]](*options.step[1:], quick=options.quick):
+            print("ROW " + json.dumps(row), flush=True)
+        return 0
+    run = Run(options)
+    shapes = QUICK_SHAPES if options.quick else SHAPES
+    numbers = [",".join(map(str, shape)) for shape in shapes]
+    run.record_machine()
+    run.together("warm", [("warm", kind, shape) for kind in (*SPECS, "tilegym", "mamba_ssm") for shape in numbers], 14)
+    run.together("verify", [("verify", spec, shape) for shape in reversed(numbers) for spec in SPECS], 3)
+    run.together("time", [("time", "mamba2", *numbers)], 1)
+    run.together("time", [("time", spec, *numbers) for spec in SPECS[1:]], 1)
+    run.together("memcheck", [("memcheck", spec) for spec in SPECS], 5)
+    run.together("sweep", [("sweep", "mamba2", number) for number in numbers[:1]], 1)
+    print((options.out / "table.txt").read_text())
+    return 1 if run.results["problems"] else 0
+
+
+class Run:
+    """The results so far, and the time that is left."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.start = time.monotonic()
+        self.results: dict[str, Any] = {
+            "machine": {}, "seconds": {}, "verify": [], "time": [], "sweep": [], "memcheck": [], "problems": []
+        }  # fmt: skip
+
+    def left(self) -> float:
+        """Seconds until the limit."""
+        return float(self.options.seconds) - (time.monotonic() - self.start)
+
+    def record_machine(self) -> None:
+        """The device, the driver and the versions."""
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
+        self.results["machine"] = {
+            "gpu": done.stdout.strip(),
+            "commit": commit.stdout.strip(),
+            "date": time.strftime("%Y-%m-%d"),
+            "command": " ".join(sys.argv),
+        }
+        self.save()
+
+    def together(self, name: str, steps: list[tuple[str, ...]], workers: int) -> None:
+        """Run `steps`, at most `workers` at a time."""
+        begun = time.monotonic()
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(self.step, steps))
+        seconds = self.results["seconds"]
+        seconds[name] = round(seconds.get(name, 0) + time.monotonic() - begun, 1)
+        print(f"{name}: {seconds[name]:.0f} s, {self.left():.0f} s left", flush=True)
+        self.save()
+
+    def step(self, step: tuple[str, ...]) -> None:
+        """Run one step in a process; keep its rows, or why there are none."""
+        if self.left() < 5:
+            self.problem(step, "not started: the time is up")
+            return
+        command, environment = [sys.executable, str(HERE), "--out", str(self.options.out)], dict(os.environ)
+        command += ["--quick"] if self.options.quick else []
+        command += ["--step", *step]
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE.parent), environment.get("PYTHONPATH", "")])
+        if step[0] == "memcheck":
+            tool = next((t for t in map(shutil.which, SANITIZERS) if t), None)
+            if tool is None:
+                self.problem(step, "not run: no compute-sanitizer")
+                return
+            command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable]
+            command += [str(HERE.with_name("ragged_once.py")), step[1]]
+            environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+        begun = time.monotonic()
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=self.left(), check=False
+            )
+        except subprocess.TimeoutExpired:
+            self.problem(step, "ended: the time is up")
+            return
+        rows = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("ROW ")]
+        if step[0] == "memcheck":
+            lines = [line for line in done.stdout.splitlines() if "error" in line.lower()]
+            rows = [{"spec": step[1], "clean": done.returncode == 0, "output": lines[-6:]}]
+        if step[0] in self.results:
+            self.results[step[0]] += rows
+        if done.returncode:
+            self.problem(step, f"exit {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")
+        for row in rows:
+            if row.get("passed") is False:
+                self.problem(step, f"wrong: {row}")
+        print(f"  {' '.join(step)}: {time.monotonic() - begun:.1f} s", flush=True)
+        self.save()
+
+    def problem(self, step: tuple[str, ...], what: str) -> None:
+        """Note that a step failed, and go on."""
+        self.results["problems"].append({"step": " ".join(step), "what": what})
+        print(f"  PROBLEM {' '.join(step)}: {what}", flush=True)
+
+    def save(self) -> None:
+        """Write what there is."""
+        (self.options.out / "results.json").write_text(json.dumps(self.results, indent=1))
+        (self.options.out / "table.txt").write_text(table(self.results))
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results for a person."""
+    lines = [f"{key}: {value}" for key, value in results["machine"].items()]
+    lines += ["", "Errors (relative norms, bf16 inputs) beside their bounds; batch, tokens, heads, groups, p, n"]
+    for r in sorted(results["verify"], key=lambda r: (r["spec"], r["shape"], r["value"])):
+        verdict = "ok  " if r["passed"] else "FAIL"
+        against = f"{r['spec']:17}{r['shape']:24}{r['value']:4}{r['against']:18}"
+        lines.append(f"{verdict}  {against}{r['error']:8.1e}  bound {r['bound']:7.1e}")
+    lines += ["", "Times in microseconds (CUDA graphs, bf16 inputs): median, fastest, input sets"]
+    for r in results["time"]:
+        checked = "" if "error" not in r else f"  error {r['error']:.1e}"
+        what = f"{r['spec']:17}{r['shape']:24}{r['name']:26}"
+        lines.append(f"{what}{r['median_us']:9.1f}{r['fastest_us']:9.1f}  {r['sets']}{checked}")
+    lines += ["", "One knob of mamba2 changed at a time (microseconds)"]
+    lines += [f"{r['shape']:24}{r['name']:40}{r['median_us']:9.1f}  error {r['error']:.1e}" for r in results["sweep"]]
+    lines += ["", "compute-sanitizer memcheck on one ragged shape"]
+    lines += [
+        f"{r['spec']:17}{'clean' if r['clean'] else 'NOT CLEAN'}  {r['output'][-1:]}" for r in results["memcheck"]
+    ]
+    lines += ["", f"{len(results['problems'])} problems"]
+    lines += [f"{p['step']}: {p['what']}" for p in results["problems"]]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""The steps of h200_forward.py, each run in a process of its own; a step yields rows of results."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ssdgen.ir.layer import Layer
+from ssdgen.run.checks import BOUNDS, relative_error
+from ssdgen.run.inputs import Case, Inputs, array_axes, draw
+from ssdgen.run.reference import reference
+from ssdgen.spec import load_source, read_layer
+
+Row = dict[str, Any]
+Call = Callable[[Inputs], tuple[torch.Tensor, ...]]
+TOKENS_WARM = 2048
+TOKENS_LOOP = 16384
+TOKENS_CHECKED = 4096
+L2_BYTES = 60e6
+
+
+def layer_of(name: str) -> Layer:
+    """The checked layer of a built-in spec."""
+    return read_layer(load_source(name))
+
+
+def module_of(name: str) -> ModuleType:
+    """The committed module of a built-in spec."""
+    return importlib.import_module(f"generated.{name}")
+
+
+def sizes_of(layer: Layer, shape: str) -> dict[str, int]:
+    """Axis lengths for `batch,tokens,heads,groups,p,n`: p is the channel axis of the first output, n every other."""
+    b, t, h, g, p, n = map(int, shape.split(","))
+    sizes = {layer.batch: b, layer.time: t, layer.head: h} | {group.axis: g for group in layer.groups}
+    channel = next(a for a in layer.outputs[0].axes if a not in sizes)
+    return {axis.name: p if axis.name == channel else n for axis in layer.axes} | sizes
+
+
+def bench_case(layer: Layer, shape: str, seed: int = 0) -> Case:
+    """What is timed: bf16, no optional input and no initial state, everything else present."""
+    absent = {t.name for t in layer.inputs if t.optional} | {f"{s.name}0" for s in layer.states}
+    return Case(sizes_of(layer, shape), dtype="bf16", absent=frozenset(absent), seed=seed)
+
+
+def part(layer: Layer, inputs: Inputs, batch: int, heads: int, tokens: int) -> Inputs:
+    """The first `heads` heads (one group) and `tokens` tokens of one sequence, on the CPU."""
+    keep = {layer.batch: slice(batch, batch + 1), layer.time: slice(0, tokens), layer.head: slice(0, heads)}
+    keep |= {group.axis: slice(0, 1) for group in layer.groups}
+
+    def cut(x: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
+        return x[tuple(keep.get(a, slice(None)) for a in axes)].cpu()
+
+    tensors = {}
+    for name, x in inputs.tensors.items():
+        declared = layer.tensor(name)
+        forms = (array_axes(layer, declared), *declared.narrower)
+        tensors[name] = cut(x, next(f for f in forms if len(f) == x.dim()))
+    states = {s.name: cut(inputs.states[s.name], s.axes) for s in layer.states if s.name in inputs.states}
+    return Inputs(tensors, inputs.params, states)
+
+
+def token_loop(layer: Layer, inputs: Inputs, tokens: int) -> dict[str, torch.Tensor]:
+    """Outputs, and final states, by the token loop in float64; the inputs are a `part` of a call's."""
+    outputs, finals = reference(layer, inputs.tensors, inputs.params, inputs.states)
+    return outputs | finals
+
+
+def warm(kind: str, shape: str, quick: bool = False) -> Iterator[Row]:
+    """Compile what the other steps need: a short sequence of the same classes of lengths and strides."""
+    b, _, *rest = shape.split(",")
+    short = ",".join([b, str(TOKENS_WARM), *rest])
+    if kind in ("tilegym", "mamba_ssm"):
+        layer = layer_of("mamba2")
+        inputs = draw(layer, bench_case(layer, short), "cuda", "cuda")
+        for name, call in peers().items():
+            if name.startswith(kind):
+                call(inputs)
+    else:
+        layer, module = layer_of(kind), module_of(kind)
+        everything = replace(bench_case(layer, short), absent=frozenset())
+        for case in (bench_case(layer, short), everything):
+            module.forward(**draw(layer, case, "cuda", "cuda").keywords())
+        from ragged_once import ragged_inputs
+
+        module.forward(**ragged_inputs(layer).keywords())
+    torch.cuda.synchronize()
+    yield from ()
+
+
+def verify(name: str, shape: str, quick: bool = False) -> Iterator[Row]:
+    """One spec at one shape, everything present, against both references."""
+    layer, module = layer_of(name), module_of(name)
+    case = replace(bench_case(layer, shape, seed=7), absent=frozenset())
+    inputs = draw(layer, case, "cuda", "cuda")
+    names = [o.name for o in layer.outputs] + [s.name for s in layer.states]
+    got = dict(zip(names, module.forward(**inputs.keywords()), strict=True))
+    sizes = case.sizes
+    tokens, heads = min(sizes[layer.time], TOKENS_LOOP), min(2, sizes[layer.head])
+    loop = token_loop(layer, part(layer, inputs, sizes[layer.batch] - 1, heads, tokens), tokens)
+    axes = {o.name: o.axes for o in layer.outputs} | {s.name: s.axes for s in layer.states}
+    keep = {layer.batch: slice(-1, None), layer.head: slice(0, heads), layer.time: slice(0, tokens)}
+    for key, want in loop.items():
+        if key not in {s.name for s in layer.states} or tokens == sizes[layer.time]:
+            piece = got[key][tuple(keep.get(a, slice(None)) for a in axes[key])]
+            yield row(name, shape, key, "token loop", relative_error(piece.cpu(), want))
+    double = Inputs({k: v.double() for k, v in inputs.tensors.items()}, inputs.params,
+                    {k: v.double() for k, v in inputs.states.items()})  # fmt: skip
+    del inputs
+    for key, value in zip(names, portable(module, double), strict=True):
+        yield row(name, shape, key, "chunked float64", relative_error(got.pop(key), value))
+
+
+def row(name: str, shape: str, value: str, against: str, error: float) -> Row:
+    """A row of the table of errors; a nan does not pass."""
+    limit = BOUNDS["bf16"]
+    return {
+        "spec": name, "shape": shape, "value": value, "against": against,
+        "error": error if math.isfinite(error) else 1e30, "bound": limit, "passed": error <= limit,
+    }  # fmt: skip
+
+
+def portable(module: ModuleType, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    """The module's chunked form in plain torch, in float64 and on the GPU; verification compares it with a token loop."""
+    values: tuple[torch.Tensor, ...] = module.portable(**inputs.keywords())
+    return values
+
+
+def peers() -> dict[str, Call]:
+    """Mamba-2 forwards by others, as far as they can be imported."""
+    found: dict[str, Call] = {}
+    try:
+        scan = _mamba_ssm()
+        for chunk in (128, 256):
+            found[f"mamba_ssm chunk {chunk}"] = _mamba_ssm_call(scan, chunk)
+    except ImportError as missing:
+        print(f"no mamba_ssm: {missing}")
+    try:
+        found["tilegym chunk 64"] = _tilegym_call(_tilegym())
+    except ImportError as missing:
+        print(f"no tilegym: {missing}")
+    return found
+
+
+def _mamba_ssm() -> Callable[..., Any]:
+    scan: Callable[..., Any] = importlib.import_module(
+        "mamba_ssm.ops.triton.ssd_combined"
+    )._mamba_chunk_scan_combined_fwd
+    return scan
+
+
+def _tilegym() -> ModuleType:
+    try:
+        narrowed: ModuleType = importlib.import_module("peers").tilegym()  # a narrowed search, where there is one
+    except ImportError:
+        return importlib.import_module("tilegym.ops.cutile.mamba2")
+    return narrowed
+
+
+def _mamba_ssm_call(scan: Callable[..., Any], chunk: int) -> Call:
+    def call(i: Inputs) -> tuple[torch.Tensor, ...]:
+        t = i.tensors
+        results = scan(t["x"], t["dt"], t["A"], t["B"], t["C"], chunk, D=t["D"], dt_bias=t["dt_bias"], dt_softplus=True)
+        return results[0], results[-1]
+
+    return call
+
+
+def _tilegym_call(tilegym: ModuleType) -> Call:
+    prepared: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def call(i: Inputs) -> tuple[torch.Tensor, ...]:
+        t = i.tensors
+        if id(i) not in prepared:
+            step = torch.nn.functional.softplus(t["dt"] + t["dt_bias"])
+            (b, _, h, p), n = t["x"].shape, t["B"].shape[-1]
+            prepared[id(i)] = step, torch.zeros(b, h, p, n, device="cuda")
+        step, start = prepared[id(i)]
+        y, final = tilegym.mamba2_chunk_forward(t["x"], t["A"], t["B"], t["C"], t["D"], step, start, chunk_size=64)
+        return y, final
+
+    return call
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured call on every input set; `keep` holds what must outlive it."""
+
+    graph: torch.cuda.CUDAGraph
+    sets: int
+    keep: tuple[Any, ...]
+
+    def microseconds(self) -> float:
+        """The time of one replay, for one set."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1000 / self.sets
+
+
+def capture(call: Call, sets: list[Inputs]) -> Graph:
+    """Capture `call` on every set; it is run before, so that nothing is compiled or tuned within."""
+    for inputs in sets:
+        call(inputs)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call(sets[0])
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [call(inputs) for inputs in sets]
+    return Graph(graph, len(sets), (kept, sets, call))
+
+
+def input_sets(layer: Layer, shape: str) -> list[Inputs]:
+    """Enough different inputs that, used in turn, they do not stay in the L2 cache; eight at most."""
+    first = draw(layer, bench_case(layer, shape), "cuda", "cuda")
+    size = sum(x.numel() * x.element_size() for x in first.tensors.values())
+    more = min(8, math.ceil(2.5 * L2_BYTES / size))
+    return [first] + [draw(layer, bench_case(layer, shape, seed=i), "cuda", "cuda") for i in range(1, more)]
+
+
+def measured(layer: Layer, shape: str, calls: dict[str, Call], rounds: int) -> Iterator[Row]:
+    """Every call checked against the token loop on a part, then timed in turn with the others."""
+    sets = input_sets(layer, shape)
+    sizes = sizes_of(layer, shape)
+    tokens, heads = min(TOKENS_CHECKED, sizes[layer.time]), min(2, sizes[layer.head])
+    output = layer.outputs[0]
+    want = token_loop(layer, part(layer, sets[0], sizes[layer.batch] - 1, heads, tokens), tokens)[output.name]
+    keep = {layer.batch: slice(-1, None), layer.head: slice(0, heads), layer.time: slice(0, tokens)}
+    errors, graphs = {}, {}
+    for name, call in calls.items():
+        try:
+            y = call(sets[0])[0]
+            errors[name] = relative_error(y[tuple(keep.get(a, slice(None)) for a in output.axes)].cpu(), want)
+            graphs[name] = capture(call, sets)
+        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+            print(f"{name} at {shape}: {type(error).__name__}: {error}")
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(rounds):
+        for name, graph in graphs.items():
+            times[name].append(graph.microseconds())
+    for name, values in times.items():
+        yield {
+            "spec": layer.name, "shape": shape, "name": name, "median_us": statistics.median(values),
+            "fastest_us": min(values), "sets": len(sets), "error": errors[name], "passed": errors[name] <= BOUNDS["bf16"],
+        }  # fmt: skip
+
+
+def own(module: ModuleType, **config: int | str) -> Call:
+    """Our forward, with fields of its Config."""
+    chosen = {"config": module.Config(**config)} if config else {}
+    return lambda inputs: module.forward(**inputs.keywords(), **chosen)
+
+
+def time(name: str, *shapes: str, quick: bool = False) -> Iterator[Row]:
+    """Our forward at every shape, and beside it the peers'."""
+    layer = layer_of(name)
+    calls = {"ours": own(module_of(name))} | (peers() if name == "mamba2" else {})
+    for shape in shapes:
+        yield from measured(layer, shape, calls, 5 if quick else 40)
+
+
+def sweep(name: str, shape: str, quick: bool = False) -> Iterator[Row]:
+    """The alternatives that the spec's schedule names, one changed at a time."""
+    layer, module = layer_of(name), module_of(name)
+    schedule = layer.schedule
+    calls = {"default": own(module)}
+    calls |= {f"chunk={c}": own(module, chunk=c) for c in schedule.chunk[1:]}
+    for choice in schedule.mma:
+        if choice.dtype == "bf16":
+            calls |= {f"{choice.product}={p}": own(module, **{choice.product: p}) for p in choice.precisions[1:]}
+    for kind, choices in (("tile", schedule.tile), ("latency", schedule.latency), ("occupancy", schedule.occupancy)):
+        for c in choices:
+            calls |= {f"{kind}_{c.name}={v}": own(module, **{f"{kind}_{c.name}": v}) for v in c.values[1:]}
+    yield from measured(layer, shape, calls, 5 if quick else 40)
+
+
+STEPS: dict[str, Callable[..., Iterator[Row]]] = {"warm": warm, "verify": verify, "time": time, "sweep": sweep}
