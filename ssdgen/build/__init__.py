@@ -1,0 +1,1 @@
+"""Ahead-of-time compiles of emitted modules, without a GPU, and what the compiled kernels use."""
