@@ -1,0 +1,195 @@
+"""The schedule block: a space of choices, each checked against the layer it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from ssdgen.diagnostics import Span
+from ssdgen.ir.expr import Axes
+from ssdgen.ir.layer import Dtype
+from ssdgen.ir.schedule import KERNELS, PRODUCTS, Choice, Layout, MmaChoice, PlanName, Precision, Product, Schedule
+from ssdgen.spec.declare import dtypes_of
+from ssdgen.spec.problems import closest, listing
+from ssdgen.spec.scope import Scope
+from ssdgen.spec.syntax import Knob, Number, Word
+
+PRECISIONS = ("bf16", "tf32", "tf32x3")
+PLANS = ("three_kernel", "segmented", "single_walk")
+WRITTEN_PLANS = ("three_kernel",)
+CHUNKS = (16, 256)
+TILES = (32, 256)
+LATENCIES = (1, 10)
+OCCUPANCIES = (1, 32)
+
+
+class ScheduleReader:
+    """Collects the knobs of a schedule block one statement at a time."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._seen: dict[tuple[str, str], Span] = {}
+        self._chunk: tuple[int, ...] = (64,)
+        self._mma: dict[tuple[Dtype, Product], tuple[Precision, ...]] = {}
+        self._layouts: list[Layout] = []
+        self._internals: list[Layout] = []
+        self._swap: tuple[Product, ...] = ()
+        self._choices: dict[str, list[Choice]] = {"latency": [], "tile": [], "occupancy": []}
+        self._plan: tuple[PlanName, ...] = ("three_kernel",)
+
+    def read(self, knob: Knob) -> None:
+        """Add one statement, reporting what is wrong with it."""
+        readers: dict[str, Callable[[Knob], None]] = {
+            "chunk": self._read_chunk,
+            "mma": self._read_mma,
+            "layout": self._read_layout,
+            "internal": self._read_internal,
+            "swap": self._read_swap,
+            "latency": self._read_choices,
+            "tile": self._read_choices,
+            "occupancy": self._read_choices,
+            "plan": self._read_plan,
+        }
+        readers[knob.name.text](knob)
+
+    def schedule(self) -> Schedule:
+        """The schedule, every product's precisions filled in for every dtype."""
+        return Schedule(
+            chunk=self._chunk,
+            mma=tuple(MmaChoice(d, p, self._precisions(d, p)) for d in ("bf16", "f16", "f32") for p in PRODUCTS),
+            layouts=tuple(self._layouts),
+            internals=tuple(self._internals),
+            swap=self._swap,
+            latency=tuple(self._choices["latency"]),
+            tile=tuple(self._choices["tile"]),
+            occupancy=tuple(self._choices["occupancy"]),
+            plan=self._plan,
+        )
+
+    def _precisions(self, dtype: Dtype, product: Product) -> tuple[Precision, ...]:
+        for_bf16 = self._mma.get(("bf16", product), ("bf16",))
+        if dtype == "bf16":
+            return for_bf16
+        wider = tuple(dict.fromkeys(cast(Precision, "tf32") if p == "bf16" else p for p in for_bf16))
+        return self._mma.get((dtype, product), wider)
+
+    def _once(self, knob: Word, subject: Word) -> bool:
+        first = self._seen.get((knob.text, subject.text))
+        if first is not None:
+            what = knob.text if knob.text == subject.text else f"{knob.text} {subject.text}"
+            hint = f"line {first.line} has its alternatives; separate more of them with `|`"
+            self._scope.problems.add("E071", subject.span, f"`{what}` is declared twice", hint)
+            return False
+        self._seen[(knob.text, subject.text)] = subject.span
+        return True
+
+    def _numbers(self, numbers: Iterable[Number], what: str, least: int, most: int, power: bool) -> tuple[int, ...]:
+        add = self._scope.problems.add
+        found: list[int] = []
+        for number in numbers:
+            value = number.value
+            kind = "a power of two" if power else "a whole number"
+            allowed = f"{what} is {kind} from {least} to {most}"
+            if not isinstance(value, int) or (power and (value < 1 or value & (value - 1))):
+                add("E072", number.span, f"{what} of {value:g} is not {kind}", allowed)
+            elif not least <= value <= most:
+                add("E072", number.span, f"{what} of {value} is out of range", allowed)
+            elif value in found:
+                add("E071", number.span, f"{value} is listed twice")
+            else:
+                found.append(value)
+        return tuple(found)
+
+    def _words(self, words: tuple[Word, ...], known: tuple[str, ...], what: str) -> tuple[str, ...]:
+        found: list[str] = []
+        for word in words:
+            if word.text not in known:
+                hint = closest(word.text, known, f"there {'are' if len(known) > 1 else 'is'} {listing(known)}")
+                self._scope.problems.add("E073", word.span, f"no {what} is called `{word.text}`", hint)
+            elif word.text in found:
+                self._scope.problems.add("E071", word.span, f"`{word.text}` is listed twice")
+            else:
+                found.append(word.text)
+        return tuple(found)
+
+    def _read_chunk(self, knob: Knob) -> None:
+        if self._once(knob.name, knob.name):
+            self._chunk = self._numbers(knob.numbers, "a chunk", *CHUNKS, power=True)
+
+    def _read_mma(self, knob: Knob) -> None:
+        dtypes: tuple[Dtype, ...] | None = ("bf16",)
+        if knob.subject is not None:
+            dtypes = dtypes_of((knob.subject,), self._scope)
+        for product, precisions in knob.precisions:
+            names = self._words((product,), PRODUCTS, "product")
+            values = self._words(precisions, PRECISIONS, "precision")
+            if names and values and dtypes:
+                where = Word(f"{dtypes[0]} {product.text}", product.span)
+                if self._once(knob.name, where):
+                    self._mma[(dtypes[0], cast(Product, names[0]))] = cast("tuple[Precision, ...]", values)
+
+    def _read_layout(self, knob: Knob) -> None:
+        scope = self._scope
+        assert knob.subject is not None
+        known = {**{t.name: t.axes for t in scope.inputs.values()}, **scope.output_axes}
+        if self._known(knob.subject, known, "input or output"):
+            self._read_order(knob, known[knob.subject.text], self._layouts)
+
+    def _read_internal(self, knob: Knob) -> None:
+        scope = self._scope
+        assert knob.subject is not None
+        if self._known(knob.subject, [*scope.inputs, *scope.lets], "input or `let`"):
+            self._read_order(knob, (scope.batch, scope.time, scope.head), self._internals)
+
+    def _read_order(self, knob: Knob, axes: Axes, into: list[Layout]) -> None:
+        assert knob.subject is not None
+        if not self._once(knob.name, knob.subject):
+            return
+        order = tuple(word.text for word in knob.words)
+        if sorted(order) != sorted(axes):
+            span = knob.words[0].span.to(knob.words[-1].span)
+            message = f"`{' '.join(order)}` is no order of the axes of `{knob.subject.text}`"
+            if knob.name.text == "internal":
+                message = f"`{' '.join(order)}` is no order of batch, time and head"
+            self._scope.problems.add("E074", span, message, f"its axes are `{' '.join(axes)}`, in any order, each once")
+            return
+        into.append(Layout(knob.subject.text, order, knob.subject.span))
+
+    def _read_swap(self, knob: Knob) -> None:
+        if self._once(knob.name, knob.name):
+            self._swap = cast("tuple[Product, ...]", self._words(knob.words, PRODUCTS, "product"))
+
+    def _read_choices(self, knob: Knob) -> None:
+        scope, kind = self._scope, knob.name.text
+        for subject, numbers in knob.choices:
+            if kind == "latency":
+                known, what = [*scope.inputs, *scope.state_axes, *scope.output_axes], "input, state or output"
+                values = self._numbers(numbers, "a latency", *LATENCIES, power=False)
+            elif kind == "tile":
+                known = [a for a in scope.axes if a in scope.channels(tuple(scope.axes))]
+                what = "channel axis"
+                values = self._numbers(numbers, "a tile", *TILES, power=True)
+            else:
+                known, what = list(KERNELS), "kernel"
+                values = self._numbers(numbers, "an occupancy", *OCCUPANCIES, power=False)
+            if self._known(subject, known, what) and self._once(knob.name, subject):
+                self._choices[kind].append(Choice(subject.text, values, subject.span))
+
+    def _read_plan(self, knob: Knob) -> None:
+        if not self._once(knob.name, knob.name):
+            return
+        plans = self._words(knob.words, PLANS, "plan")
+        if plans and plans[0] not in WRITTEN_PLANS:
+            hint = f"the first plan is the default, and only {listing(WRITTEN_PLANS)} is written yet: put it first"
+            self._scope.problems.add("E075", knob.words[0].span, f"the plan `{plans[0]}` does not exist yet", hint)
+        if plans:
+            self._plan = cast("tuple[PlanName, ...]", plans)
+
+    def _known(self, word: Word, known: Iterable[str], what: str) -> bool:
+        names = list(known)
+        if word.text in names:
+            return True
+        if word.text not in self._scope.forgiven:
+            hint = closest(word.text, names, f"there is {listing(names)}")
+            self._scope.problems.add("E073", word.span, f"no {what} is called `{word.text}`", hint)
+        return False
