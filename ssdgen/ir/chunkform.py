@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ssdgen.ir.expr import Axes, Expr
+from ssdgen.ir.expr import ONE, Apply, Axes, Expr, Ref, is_per_token
 from ssdgen.ir.recurrence import DecayKind, OutputForm, Recurrence
 
 
@@ -122,3 +122,67 @@ class ChunkForm:
     def state(self, name: str) -> ChunkState:
         """The state called `name`; KeyError if there is none."""
         return {s.name: s for s in self.states}[name]
+
+    def __str__(self) -> str:
+        layer = self.recurrence.layer
+        lines = [f"{layer.name}: a chunk of L tokens that starts from {', '.join(s.name for s in self.states)}", ""]
+        for d in self.decays:
+            if d.kind != "none":
+                lines.append(f"{d.name}[i] = {d.log2}    log2, {_KINDS[d.kind]}")
+                lines.append(f"{self._sum(d.name, 'i')} = {d.name}[0] + ... + {d.name}[i]")
+        for w in self.weights:
+            if w.value != ONE and not (isinstance(w.value, Ref) and w.value.name == w.name):
+                lines.append(f"{_at(Ref(w.name, (), is_per_token(w.value)), 'i')} = {w.value}")
+        lines.append("")
+        for s in self.states:
+            lines.append(f"{s.name}_end = {self._power(s.decay, 'L-1')}{s.name}")
+            lines += [f"  + sum_j {self._power(s.decay, 'L-1', 'j')}{self._term(t)}" for t in s.terms]
+        for score in self.scores:
+            end = "i" if score.at == 0 else "i-1"
+            product = f"({_at(score.vector, 'i')} . {_at(score.column, _lagged(score.lag))})"
+            factors = (product, self._power(score.decay, end, "j").strip(), self._weight(score.weight))
+            lines.append(f"{score.name}[i,j] = {' '.join(f for f in factors if f)}    j <= {end}")
+        for r in self.reads:
+            end = "i" if r.at == 0 else "i-1"
+            lines.append(f"{r.name}[i] = {self._power(r.decay, end)}{r.state} . {_at(r.vector, 'i')}")
+            for n in r.interactions:
+                row = "" if n.row is None else f" {_at(n.row, _lagged(n.lag))}"
+                lines.append(f"  + sum_j {n.score}[i,j]{row}")
+        lines.append("")
+        for o in self.outputs:
+            lines.append(f"{o.name} = {o.value}")
+            lines += [f"  when {g.tensor}: {o.name} = {g.value}" for g in o.gates]
+        return "\n".join(lines)
+
+    def _sum(self, decay: str, token: str) -> str:
+        """The running sum of a decay up to and including a token."""
+        alone = sum(d.kind != "none" for d in self.decays) == 1
+        return f"s[{token}]" if alone else f"s_{decay}[{token}]"
+
+    def _power(self, decay: str, until: str, after: str = "") -> str:
+        """2 to the sum of a decay over the tokens behind `after` until `until`, and a space; nothing if it is none."""
+        if self.decay(decay).kind == "none":
+            return ""
+        end = self._sum(decay, until)
+        return f"2^({end} - {self._sum(decay, after)}) " if after else f"2^{end} "
+
+    def _term(self, term: ChunkTerm) -> str:
+        vectors = [_at(v, _lagged(term.lag)) for v in (term.row, term.column) if v is not None]
+        return " ".join(filter(None, (self._weight(term.weight), " (x) ".join(vectors))))
+
+    def _weight(self, name: str) -> str:
+        value = self.weight(name).value
+        return "" if value == ONE else _at(Ref(name, (), is_per_token(value)), "j")
+
+
+_KINDS = {"constant": "one a head", "token": "one a token and head", "channel": "one a token, head and column channel"}
+
+
+def _lagged(lag: int) -> str:
+    return f"j-{lag}" if lag else "j"
+
+
+def _at(expr: Expr, token: str) -> str:
+    """`expr` at a token of the chunk."""
+    text = f"({expr})" if isinstance(expr, Apply) or (isinstance(expr, Ref) and expr.lag) else str(expr)
+    return f"{text}[{token}]" if is_per_token(expr) else text
