@@ -214,7 +214,8 @@ def to_text(expr: Expr, time: str = "t") -> str:
     def show(e: Expr, level: int) -> str:
         match e:
             case Const(value=value):
-                return f"{value:g}" if isinstance(value, float) else str(value)
+                short = f"{value:g}"
+                return short if isinstance(value, float) and float(short) == value else repr(value)
             case Ref(name=name, lag=lag):
                 return f"{name}[{time}-{lag}]" if lag else name
             case Size(axis=axis):
@@ -222,13 +223,13 @@ def to_text(expr: Expr, time: str = "t") -> str:
             case Index(axis=axis):
                 return f"index({axis})"
             case Contract(left=left, right=right):
-                return _wrap(f"{show(left, 3)} . {show(right, 4)}", 3 < level)
+                return _wrap(f"{show(left, 3)} . {show(right, 4)}", level > 3)
             case Apply(op="neg", args=(arg,)):
-                return _wrap(f"-{show(arg, 3)}", 2 < level)
+                return _wrap(f"-{show(arg, 3)}", level > 2)
             case Apply(op=op, args=args) if op in _INFIX:
                 own, sign = _INFIX[op]
                 tighter = own if op in ("add", "mul") else own + 1
-                return _wrap(show(args[0], own) + sign + show(args[1], tighter), own < level)
+                return _wrap(show(args[0], own + (op == "pow")) + sign + show(args[1], tighter), own < level)
             case Apply(op=op, args=args):
                 return f"{op}({', '.join(show(a, 0) for a in args)})"
 

@@ -148,7 +148,7 @@ def _tensor(forms: tuple[s.Form, ...], kind: s.Type, scope: Scope) -> Tensor | N
     name = forms[0].name
     for other in forms[1:]:
         if other.name.text != name.text:
-            hint = f"`or` lists the forms of one input; separate inputs with `,`"
+            hint = "`or` lists the forms of one input; separate inputs with `,`"
             scope.problems.add("E032", other.name.span, f"`{other.name.text}` is not `{name.text}`", hint)
             return None
     free = scope.declare(name)

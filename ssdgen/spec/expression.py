@@ -76,7 +76,7 @@ def _name(term: Name, scope: Scope, place: Place) -> Expr | None:
         )
         return None
     if name in scope.inputs and scope.inputs[name].optional and place.when != name:
-        what = scope.output_axes and next(iter(scope.output_axes)) or "y"
+        what = next(iter(scope.output_axes), "y")
         add("E046", span, f"`{name}` is optional: it may be absent here", f"use it in `when {name}: {what} = ...`")
         return None
     return scope.ref(name, int(lag), span)
@@ -194,7 +194,7 @@ def _of_axis(function: str, arg: Term, span: Span, scope: Scope) -> Expr | None:
 def _power(base: Expr, exponent: Expr, span: Span, scope: Scope) -> Expr | None:
     value = constant(exponent)
     if value is not None:
-        return Apply("pow", (base, Const(value, exponent_span(exponent))), span)
+        return Apply("pow", (base, Const(value, exponent.span)), span)
     if constant(base) == 2:
         return Apply("exp2", (exponent,), span)
     hint = "the exponent is a constant, or the base is 2; any other power is `exp(y * log(x))`"
@@ -202,16 +202,11 @@ def _power(base: Expr, exponent: Expr, span: Span, scope: Scope) -> Expr | None:
     return None
 
 
-def exponent_span(exponent: Expr) -> Span:
-    """The span of any expression."""
-    return exponent.span
-
-
 def constant(expr: Expr) -> int | float | None:
     """The number that an expression of numbers only is; None for any other."""
     match expr:
-        case Const(value=value):
-            return value
+        case Const(value=number):
+            return number
         case Apply(op="neg", args=(arg,)):
             value = constant(arg)
             return None if value is None else -value
@@ -219,7 +214,7 @@ def constant(expr: Expr) -> int | float | None:
             a, b = constant(left), constant(right)
             if a is None or b is None or (op == "div" and b == 0):
                 return None
-            return {"add": a + b, "sub": a - b, "mul": a * b}[op] if op != "div" else a / b
+            return a / b if op == "div" else {"add": a + b, "sub": a - b, "mul": a * b}[op]
         case _:
             return None
 

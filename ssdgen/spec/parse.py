@@ -166,8 +166,8 @@ class _Build:
         return self._span(m.line, m.column, m.end_line, m.end_column)
 
     def token_span(self, t: Token) -> Span:
-        assert t.line and t.column and t.end_line and t.end_column
-        return self._span(t.line, t.column, t.end_line, t.end_column)
+        line, column = t.line or 1, t.column or 1
+        return self._span(line, column, t.end_line or line, t.end_column or column)
 
     def end_span(self) -> Span:
         """The place right after the statement."""

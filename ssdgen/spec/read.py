@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from ssdgen.diagnostics import NOWHERE, Source, Span
-from ssdgen.ir.expr import Expr, Index, Size, walk
-from ssdgen.ir.layer import Group, Layer
+from typing import TypeVar
+
+from ssdgen.diagnostics import NOWHERE, Source
+from ssdgen.ir.expr import Index, Size, refs, walk
+from ssdgen.ir.layer import Layer
 from ssdgen.spec import syntax as s
 from ssdgen.spec.declare import declare_axes, declare_groups, declare_inputs, declare_sizes
-from ssdgen.spec.equations import declare_states, read_lets, read_outputs, read_states
+from ssdgen.spec.outputs import read_outputs
 from ssdgen.spec.parse import parser
-from ssdgen.spec.problems import Problems, closest
+from ssdgen.spec.problems import Problems
 from ssdgen.spec.schedule import ScheduleReader
 from ssdgen.spec.scope import Scope
 from ssdgen.spec.split import split
+from ssdgen.spec.states import declare_states, read_lets, read_states
 
 LANGUAGE = 1
 _REQUIRED = {
-    "layer": ("E010", "no `layer`", 'give it a name and a title, as in `layer mine "My layer"`'),
-    "axes": ("E010", "no `axes`", "name the axes of all tensors, as in `axes b t h p n`"),
-    "inputs": ("E010", "no `inputs`", "declare the tensors that a caller passes, as in `x[b t h p] : bf16 | f32`"),
-    "state": ("E050", "no `state`", "declare what is carried from token to token, as in `S[b h p n] : f32`"),
-    "output": ("E060", "no `output`", "declare what the layer returns, as in `y[b t h p] : like x`"),
+    "layer": ("E010", 'give it a name and a title, as in `layer mine "My layer"`'),
+    "axes": ("E010", "name the axes of all tensors, as in `axes b t h p n`"),
+    "inputs": ("E010", "declare the tensors that a caller passes, as in `x[b t h p] : bf16 | f32`"),
+    "state": ("E050", "declare what is carried from token to token, as in `S[b h p n] : f32`"),
+    "output": ("E060", "declare what the layer returns, as in `y[b t h p] : like x`"),
 }
+_P = TypeVar("_P")
 
 
 def read_layer(source: Source) -> Layer:
@@ -33,158 +37,124 @@ def read_layer(source: Source) -> Layer:
     problems = Problems(source)
     headings, statements = split(source, problems)
     scope = Scope(problems)
-    blocks: dict[str, list[s.Parsed]] = {heading.text: [] for heading in headings}
+    parsed: list[tuple[str, s.Parsed]] = []
     for statement in statements:
-        parsed = None if statement.broken else parser().parse(statement, problems)
-        if parsed is None:
+        syntax = None if statement.broken else parser().parse(statement, problems)
+        if syntax is None:
             scope.forgive(statement.text)
         else:
-            blocks.setdefault(statement.block, []).append(parsed)
-    incomplete = bool(problems)
-    if not headings and not incomplete:
-        hint = "`ssdgen new NAME` writes a commented spec to start from"
-        problems.add("E010", NOWHERE, "this spec is empty", hint)
-        problems.stop_if_any()
-    _check_blocks(headings, blocks, incomplete, problems)
-    reader = _Reader(scope, blocks)
-    layer = reader.layer(source)
+            parsed.append((statement.block, syntax))
+    _check_language(headings, parsed, problems)
+    _check_blocks(headings, {statement.block for statement in statements}, problems)
+    layer = _layer(parsed, scope, source)
     if not problems:
         _check_used(layer, scope)
     problems.stop_if_any()
     return layer
 
 
-def _check_blocks(
-    headings: tuple[s.Word, ...], blocks: dict[str, list[s.Parsed]], incomplete: bool, problems: Problems
-) -> None:
-    seen: dict[str, s.Word] = {}
+def _check_language(headings: tuple[s.Word, ...], parsed: list[tuple[str, s.Parsed]], problems: Problems) -> None:
+    if headings and headings[0].text != "language":
+        first = headings[0].span
+        problems.add("E011", first, "a spec starts with its language", f"put `language {LANGUAGE}` above this line")
+    for _, statement in parsed:
+        if isinstance(statement, s.Language) and statement.version.value != LANGUAGE:
+            hint = f"this ssdgen reads language {LANGUAGE}"
+            problems.add("E011", statement.version.span, f"language {statement.version.value} is not known", hint)
+
+
+def _check_blocks(headings: tuple[s.Word, ...], filled: set[str], problems: Problems) -> None:
+    first: dict[str, s.Word] = {}
     for heading in headings:
-        if heading.text in seen and heading.text in ("language", "layer", "schedule"):
-            problems.add(
-                "E013",
-                heading.span,
-                f"`{heading.text}` stands twice",
-                f"the first one is on line {seen[heading.text].span.line}",
-            )
-        seen.setdefault(heading.text, heading)
-    if incomplete:
-        return
-    for name, heading in seen.items():
-        if not blocks.get(name):
-            problems.add(
-                "E014",
-                heading.span,
-                f"nothing is declared under `{name}`",
-                "indent what belongs to it, or leave it out",
-            )
-    for name, (code, message, hint) in _REQUIRED.items():
-        if name not in seen:
-            problems.add(code, NOWHERE, f"this spec has {message}", hint)
+        if heading.text in first and heading.text in ("language", "layer"):
+            hint = f"the first one is on line {first[heading.text].span.line}"
+            problems.add("E013", heading.span, f"`{heading.text}` stands twice", hint)
+        first.setdefault(heading.text, heading)
+    for name, heading in first.items():
+        if name not in filled:
+            hint = "indent what belongs to it, or leave it out"
+            problems.add("E014", heading.span, f"nothing stands under `{name}`", hint)
+    if not first and not problems:
+        hint = "`ssdgen new NAME` writes a commented spec to start from"
+        problems.add("E010", NOWHERE, "this spec is empty", hint)
+    elif "" not in first:  # an unknown block may be the one that is missing
+        for name, (code, hint) in _REQUIRED.items():
+            if name not in first:
+                problems.add(code, NOWHERE, f"this spec has no `{name}`", hint)
 
 
-class _Reader:
-    """The parsed blocks of one spec."""
+def _layer(parsed: list[tuple[str, s.Parsed]], scope: Scope, source: Source) -> Layer:
+    def of(block: str, kind: type[_P]) -> list[_P]:
+        return [statement for name, statement in parsed if name == block and isinstance(statement, kind)]
 
-    def __init__(self, scope: Scope, blocks: dict[str, list[s.Parsed]]) -> None:
-        self.scope = scope
-        self.blocks = blocks
+    titles = [(p.name.text, p.title) for p in of("layer", s.Title)]
+    declare_axes(of("axes", s.AxisNames), scope)
+    groups = declare_groups(of("groups", s.Shares), scope)
+    _find_roles(of("state", s.Declare), of("state", s.Assign), scope)
+    declare_sizes(of("sizes", s.Sizes), scope)
+    declare_inputs([*of("inputs", s.Inputs), *of("inputs", s.Params)], scope)
+    read_lets(of("let", s.Assign), scope)
+    forms = declare_states(of("state", s.Declare), scope)
+    read_states(of("state", s.Assign), forms, scope)
+    read_outputs(of("output", s.Declare), of("output", s.Assign), scope)
+    schedule = ScheduleReader(scope)
+    for knob in of("schedule", s.Knob):
+        schedule.read(knob)
+    return Layer(
+        name=titles[0][0] if titles else "",
+        title=titles[0][1] if titles else "",
+        axes=tuple(scope.axes.values()),
+        batch=scope.batch,
+        time=scope.time,
+        head=scope.head,
+        groups=groups,
+        inputs=tuple(scope.inputs.values()),
+        params=tuple(scope.params.values()),
+        lets=tuple(scope.lets.values()),
+        states=tuple(scope.states.values()),
+        outputs=tuple(scope.outputs.values()),
+        schedule=schedule.schedule(),
+        source=source,
+    )
 
-    def layer(self, source: Source) -> Layer:
-        scope = self.scope
-        self._check_language()
-        name, title = self._title()
-        declare_axes([p for p in self._of("axes") if isinstance(p, s.AxisNames)], scope)
-        groups = declare_groups([p for p in self._of("groups") if isinstance(p, s.Shares)], scope)
-        states = [p for p in self._of("state") if isinstance(p, s.Declare | s.Assign)]
-        self._find_roles(states)
-        declare_sizes([p for p in self._of("sizes") if isinstance(p, s.Sizes)], scope)
-        declare_inputs([p for p in self._of("inputs") if isinstance(p, s.Inputs | s.Params)], scope)
-        read_lets([p for p in self._of("let") if isinstance(p, s.Assign)], scope)
-        forms = declare_states(states, scope)
-        read_states(states, forms, scope)
-        read_outputs([p for p in self._of("output") if isinstance(p, s.Declare | s.Assign)], scope)
-        schedule = ScheduleReader(scope)
-        for knob in self._of("schedule"):
-            if isinstance(knob, s.Knob):
-                schedule.read(knob)
-        return Layer(
-            name=name,
-            title=title,
-            axes=tuple(scope.axes.values()),
-            batch=scope.batch,
-            time=scope.time,
-            head=scope.head,
-            groups=groups,
-            inputs=tuple(scope.inputs.values()),
-            params=tuple(scope.params.values()),
-            lets=tuple(scope.lets.values()),
-            states=tuple(scope.states.values()),
-            outputs=tuple(scope.outputs.values()),
-            schedule=schedule.schedule(),
-            source=source,
-        )
 
-    def _of(self, block: str) -> list[s.Parsed]:
-        return self.blocks.get(block, [])
-
-    def _check_language(self) -> None:
-        stated = [p for p in self._of("language") if isinstance(p, s.Language)]
-        add = self.scope.problems.add
-        if not stated and "language" not in self.blocks:
-            add("E011", Span(1, 1, 1, 2), "the language is not stated", f"start the file with `language {LANGUAGE}`")
-        for statement in stated:
-            if statement.version.value != LANGUAGE:
-                hint = f"this ssdgen reads language {LANGUAGE}"
-                add("E011", statement.version.span, f"language {statement.version.value} is not known", hint)
-
-    def _title(self) -> tuple[str, str]:
-        for statement in self._of("layer"):
-            if isinstance(statement, s.Title):
-                return statement.name.text, statement.title
-        return "", ""
-
-    def _find_roles(self, states: list[s.Declare | s.Assign]) -> None:
-        """Batch and head are the first two axes of the first state; time is the axis of `S[t] = ...`."""
-        scope = self.scope
-        for statement in states:
-            if isinstance(statement, s.Declare) and not scope.batch and len(statement.form.axes) >= 2:
-                first, second = (w.text for w in statement.form.axes[:2])
-                if first in scope.axes and second in scope.axes:
-                    scope.batch, scope.head = first, second
-            if isinstance(statement, s.Assign) and not scope.time and len(statement.axes) == 1:
-                word = statement.axes[0]
-                scope.time = scope.axis(word) or ""
+def _find_roles(declared: list[s.Declare], updates: list[s.Assign], scope: Scope) -> None:
+    """Batch and head are the first two axes of the first state; time is the axis of `S[t] = ...`."""
+    for state in declared:
+        words = [w.text for w in state.form.axes[:2]]
+        if len(words) == 2 and not scope.batch and all(w in scope.axes for w in words):
+            scope.batch, scope.head = words
+    for update in updates:
+        if len(update.axes) == 1 and not scope.time:
+            scope.time = scope.axis(update.axes[0]) or ""
 
 
 def _check_used(layer: Layer, scope: Scope) -> None:
-    """Everything declared must matter: a name that no equation uses is a mistake, or a parameter without effect."""
+    """Everything declared must matter: what no equation uses is a mistake, or a parameter without effect."""
     add = scope.problems.add
     for name in [*scope.inputs, *scope.params, *scope.lets]:
         if name not in scope.used:
             kind = "input" if name in scope.inputs else "param" if name in scope.params else "`let`"
             add("E025", scope.declared[name], f"{kind} `{name}` is not used", "use it in an equation, or leave it out")
-    read = {r for o in layer.outputs for r in _names(o.value)}
+    read = {ref.name for output in layer.outputs for ref in refs(output.value)}
     for state in layer.states:
         if state.name not in read:
             hint = f"read it in an output, as in `{state.name}[{layer.time}] . q`, or leave it out"
             add("E025", state.span, f"no output reads state `{state.name}`", hint)
-    of_inputs = {layer.shared(a) for t in layer.inputs for a in t.axes if not t.optional} | {
-        a for t in layer.inputs for a in t.axes
-    }
+    _check_lengths(layer, scope)
+
+
+def _check_lengths(layer: Layer, scope: Scope) -> None:
+    """Every axis must occur, and those of states and outputs in an input that a caller always passes."""
+    passed = {a for t in layer.inputs if t.required for a in t.axes if all(a in form for form in t.narrower)}
+    needed = {a for state in layer.states for a in state.axes} | {a for output in layer.outputs for a in output.axes}
+    values = [let.value for let in layer.lets] + [state.update for state in layer.states]
+    values += [output.value for output in layer.outputs]
+    needed |= {e.axis for value in values for e in walk(value) if isinstance(e, Size | Index)}
+    somewhere = needed | {a for t in layer.inputs for a in t.axes}
     for axis in layer.axes:
-        if axis.name not in of_inputs:
-            add(
-                "E026",
-                axis.span,
-                f"no input has the axis `{axis.name}`, so its length is unknown",
-                closest(axis.name, of_inputs, "leave it out"),
-            )
-
-
-def _names(expr: Expr) -> set[str]:
-    return {name for e in walk(expr) for name in [getattr(e, "name", None)] if name is not None} | {
-        e.axis for e in walk(expr) if isinstance(e, Size | Index) and False
-    }
-
-
-_ = Group
+        if axis.name not in somewhere:
+            scope.problems.add("E025", axis.span, f"axis `{axis.name}` is not used", "leave it out")
+        elif axis.name in needed - passed:
+            hint = "give it to an input without a default: its length is read off there"
+            scope.problems.add("E026", axis.span, f"no required input has the axis `{axis.name}`", hint)

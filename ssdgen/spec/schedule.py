@@ -70,7 +70,8 @@ class ScheduleReader:
         for_bf16 = self._mma.get(("bf16", product), ("bf16",))
         if dtype == "bf16":
             return for_bf16
-        wider = tuple(dict.fromkeys(cast(Precision, "tf32") if p == "bf16" else p for p in for_bf16))
+        tf32: Precision = "tf32"
+        wider = tuple(dict.fromkeys(p if p != "bf16" else tf32 for p in for_bf16))
         return self._mma.get((dtype, product), wider)
 
     def _once(self, knob: Word, subject: Word) -> bool:

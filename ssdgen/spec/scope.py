@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ssdgen.diagnostics import Span
-from ssdgen.ir.expr import OPS, Axes, Expr, Ref, axes_of, is_per_token
+from ssdgen.ir.expr import OPS, Axes, Expr, Ref, axes_of, is_per_token, walk
 from ssdgen.ir.layer import Axis, Interval, Let, Output, Param, State, Tensor
 from ssdgen.spec.problems import Problems, closest
 from ssdgen.spec.syntax import Word
@@ -125,8 +125,6 @@ class Scope:
 
     def states_in(self, expr: Expr | None) -> bool:
         """Whether `expr` reads a state."""
-        from ssdgen.ir.expr import walk
-
         return expr is not None and any(isinstance(e, Ref) and e.name in self.state_axes for e in walk(expr))
 
     def forgive(self, text: str) -> None:
