@@ -61,6 +61,8 @@ def kernel_trials(plan: Plan, given: Mapping[str, int] | None = None) -> Iterato
     for dtype in dtypes:
         for tokens in _lengths(layer, (1, chunk, 2 * chunk + 5), given):
             yield Trial(f"{dtype} T={tokens}", resized(base, {layer.time: tokens}, dtype))
+        if dtype != "f32":
+            yield Trial(f"{dtype} in every input", replace(base, dtype=dtype, uniform=True, seed=1))
         for precision in PRECISIONS:
             config = dict.fromkeys(products, precision)
             yield Trial(f"{dtype} all {precision}", replace(base, dtype=dtype, seed=1), config)

@@ -34,11 +34,14 @@ buffer. Whatever of a buffer no input covers is NaN."""
 class Case:
     """What to draw. `sizes` gives every axis its length; names in `absent` (`D`, `S0`) are left out, in `zero` are 0.
 
-    `forms` chooses a narrower declared form of an input (`{"D": ("h",)}`); `params` overrides run-time scalars.
+    `dtype` is that of the inputs that others are `like`, and theirs; the rest have the first dtype they declare, or
+    `dtype` too if `uniform` and they may. `forms` chooses a narrower declared form of an input (`{"D": ("h",)}`);
+    `params` overrides run-time scalars.
     """
 
     sizes: Mapping[str, int]
     dtype: Dtype = "f32"
+    uniform: bool = False
     absent: frozenset[str] = frozenset()
     zero: frozenset[str] = frozenset()
     forms: Mapping[str, Axes] = field(default_factory=dict)
@@ -77,7 +80,7 @@ def draw(layer: Layer, case: Case, device: torch.device | str = "cpu", generated
             continue
         if tensor.name in case.zero:
             value = torch.zeros_like(value)
-        tensors[tensor.name] = value.to(dtype_of(layer, tensor, case.dtype)).to(device)
+        tensors[tensor.name] = value.to(dtype_of(layer, tensor, case)).to(device)
     states: dict[str, torch.Tensor] = {}
     for state in layer.states:
         shape = [case.sizes[a] for a in state.axes]
@@ -98,17 +101,23 @@ def array_axes(layer: Layer, tensor: Tensor, form: Axes | None = None) -> Axes:
     return next((layout.axes for layout in layer.schedule.layouts if layout.name == tensor.name), tensor.axes)
 
 
-def dtype_of(layer: Layer, tensor: Tensor, dtype: Dtype) -> torch.dtype:
-    """The dtype of `tensor` in a call whose inputs have `dtype` where the spec leaves the choice."""
-    if dtype == "f64":
+def dtype_of(layer: Layer, tensor: Tensor, case: Case) -> torch.dtype:
+    """The dtype of `tensor` in a call that `case` describes."""
+    if case.dtype == "f64":
         return torch.float64
-    allowed = layer.tensor(tensor.like).dtypes if tensor.like else tensor.dtypes
-    return DTYPES[dtype if dtype in allowed else allowed[0]]
+    leader = layer.tensor(tensor.like) if tensor.like else tensor
+    leads = leader.name in leaders(layer) or case.uniform
+    return DTYPES[case.dtype if leads and case.dtype in leader.dtypes else leader.dtypes[0]]
+
+
+def leaders(layer: Layer) -> frozenset[str]:
+    """The inputs whose dtype other inputs or outputs have: theirs is the dtype of a call."""
+    return frozenset(x.like for x in (*layer.inputs, *layer.outputs) if x.like)
 
 
 def takes(layer: Layer, dtype: Dtype) -> bool:
-    """Whether some input of `layer` may have `dtype`; float64 is taken by the portable form of every layer."""
-    return dtype == "f64" or any(dtype in t.dtypes for t in layer.inputs)
+    """Whether a call of `layer` may have `dtype`; float64 is taken by the portable form of every layer."""
+    return dtype == "f64" or any(dtype in layer.tensor(name).dtypes for name in leaders(layer))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,22 +12,27 @@ import importlib.util
 import math
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import torch
 
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.report import Check
 from ssdgen.run.checks import BOUNDS, Expected, compare
+from ssdgen.spec import load_source
 
 Forward = Callable[..., tuple[torch.Tensor, ...]]
 """An emitted `forward`: inputs by keyword; outputs, then final states."""
 
 
 def peer_checks(layer: Layer, forward: Forward) -> list[Check]:
-    """`forward` of a built-in spec against every implementation of it by others; none if there is none."""
+    """`forward` of a built-in spec against every implementation of it by others; none if there is none.
+
+    A spec that only has the name of a built-in one is compared with nothing: it may well mean something else.
+    """
+    if layer.name not in PEERS or layer.source.text != load_source(layer.name).text:
+        return []
     checks = []
-    for name, peer in PEERS.get(layer.name, {}).items():
+    for name, peer in PEERS[layer.name].items():
         try:
             checks += peer(name, forward)
         except ImportError as missing:
@@ -58,13 +63,14 @@ def _transformers_mixer(name: str, forward: Forward) -> list[Check]:
             mixer.D.copy_(torch.randn(h))
             mixer.A_log.copy_(torch.log(1 + 15 * torch.rand(h)))
         seen = _Recorder()
-        mixer.norm, mixer.out_proj = seen, torch.nn.Identity()
+        mixer.register_module("norm", seen)
+        mixer.register_module("out_proj", torch.nn.Identity())
         hidden = torch.randn(b, t, config.hidden_size)
         with torch.no_grad():
             mixer(hidden)
-            _, xBC, dt = mixer.in_proj(hidden).split([h * p, h * p + 2 * g * n, h], dim=-1)
+            _, xBC, dt = torch.split(mixer.in_proj(hidden), [h * p, h * p + 2 * g * n, h], dim=-1)
             xBC = torch.nn.functional.silu(mixer.conv1d(xBC.transpose(1, 2))[..., :t].transpose(1, 2))
-            x, B, C = xBC.split([h * p, g * n, g * n], dim=-1)
+            x, B, C = torch.split(xBC, [h * p, g * n, g * n], dim=-1)
             got = forward(
                 x=x.view(b, t, h, p), dt=dt, A=-mixer.A_log.exp(), B=B.view(b, t, g, n), C=C.view(b, t, g, n),
                 D=mixer.D, dt_bias=mixer.dt_bias, dt_min=limit[0], dt_max=limit[1],
@@ -125,3 +131,43 @@ def _qkv(t: int = 77, dim: int = 24, value_dim: int = 40) -> dict[str, torch.Ten
 
 def _log_gates(*shape: int) -> torch.Tensor:
     return torch.nn.functional.logsigmoid(torch.randn(*shape) + 2)
+
+
+def _fla_retention(name: str, forward: Forward) -> list[Check]:
+    naive = _fla("retention").naive_retention
+    i = _qkv()
+    y = naive(*(x.transpose(1, 2) for x in i.values())).transpose(1, 2)
+    return _compare(name, forward(**i), {"y": y})
+
+
+def _fla_linear_attention(name: str, forward: Forward) -> list[Check]:
+    naive = _fla("linear_attn").naive_recurrent_linear_attn
+    i, start = _qkv(), torch.randn(2, 3, 24, 40)
+    y, S = naive(**i, initial_state=start, output_final_state=True)
+    return _compare(name, forward(**i, S0=start.mT), {"y": y, "S": S.mT})
+
+
+def _fla_simple_gla(name: str, forward: Forward) -> list[Check]:
+    naive = _fla("simple_gla").naive_recurrent_simple_gla
+    i, start = _qkv(), torch.randn(2, 3, 24, 40)
+    g = _log_gates(2, 77, 3)
+    y, S = naive(**i, g=g, initial_state=start, output_final_state=True)
+    return _compare(name, forward(**i, g=g, S0=start.mT), {"y": y, "S": S.mT})
+
+
+def _fla_gla(name: str, forward: Forward) -> list[Check]:
+    naive = _fla("gla").naive_recurrent_gla
+    i, start = _qkv(), torch.randn(2, 3, 24, 40)
+    g = _log_gates(2, 77, 3, 24)
+    y, S = naive(**i, gk=g, initial_state=start, output_final_state=True)
+    return _compare(name, forward(**i, g=g, S0=start.mT), {"y": y, "S": S.mT})
+
+
+PEERS: dict[str, dict[str, Callable[[str, Forward], list[Check]]]] = {
+    "mamba2": {"transformers Mamba2Mixer": _transformers_mixer, "transformers chunk scan": _transformers_scan},
+    "retnet": {"fla naive_retention": _fla_retention},
+    "linear_attention": {"fla naive_recurrent_linear_attn": _fla_linear_attention},
+    "simple_gla": {"fla naive_recurrent_simple_gla": _fla_simple_gla},
+    "gla": {"fla naive_recurrent_gla": _fla_gla},
+}
+"""By the name of a built-in spec: implementations by others."""

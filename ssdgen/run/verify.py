@@ -1,0 +1,117 @@
+"""Does an emitted module compute what its spec says? Every gate, one line a check.
+
+The truth is a float64 loop over tokens made from the Layer alone (`reference`); nothing that the derivation, the plan or
+the templates made has a part in it. Each gate can fail on its own: the proof is about the derivation, `portable` about the
+chunked form in plain torch, `compile` about the compiler, `emulation` and `hardware` about the kernels as emitted.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+
+import torch
+
+from ssdgen.ir.plan import Plan
+from ssdgen.ir.report import Check, Gate, Report
+from ssdgen.run.cases import Trial, kernel_trials, portable_trials
+from ssdgen.run.checks import Expected, bound, compare, poisoned_memory
+from ssdgen.run.emulate import EmulationError, launch
+from ssdgen.run.inputs import DTYPES, Inputs, draw
+from ssdgen.run.peers import peer_checks
+from ssdgen.run.reference import reference
+
+GATES: tuple[Gate, ...] = ("portable", "emulation", "peer")
+"""The gates that `verify` makes by default: those that need neither a GPU nor a compiler."""
+
+
+def verify(
+    plan: Plan,
+    module: ModuleType,
+    gates: Iterable[Gate] = GATES,
+    sizes: Mapping[str, int] | None = None,
+    on_check: Callable[[Check], None] = lambda check: None,
+) -> Report:
+    """Compare `module`, emitted from `plan`, with the token loop, by the `gates` asked for, in that order.
+
+    `sizes` overrides lengths of axes in every trial; one for the time axis adds a trial of that length. `on_check` hears
+    of each check as it is made. Never raises because a check fails.
+    """
+    made: list[Check] = []
+    for gate in gates:
+        for check in _checks(gate, plan, module, sizes):
+            made.append(check)
+            on_check(check)
+    return Report(plan.form.recurrence.layer.name, tuple(made), _device_name(gates))
+
+
+def _checks(gate: Gate, plan: Plan, module: ModuleType, sizes: Mapping[str, int] | None) -> Iterator[Check]:
+    if gate == "portable":
+        for trial in portable_trials(plan, sizes):
+            yield from run_trial(gate, plan, module, trial)
+    elif gate == "peer":
+        yield from peer_checks(plan.form.recurrence.layer, module.forward)
+    elif gate in ("emulation", "hardware"):
+        if plan.refused:
+            yield _skipped(gate, plan.refused)
+        elif gate == "hardware" and not torch.cuda.is_available():
+            yield _skipped(gate, "no CUDA device")
+        else:
+            for trial in kernel_trials(plan, sizes):
+                yield from run_trial(gate, plan, module, trial)
+    else:
+        raise ValueError(f"verify makes no {gate} checks")
+
+
+def run_trial(gate: Gate, plan: Plan, module: ModuleType, trial: Trial) -> list[Check]:
+    """The checks of one call: through the portable path, the emulator or CUDA, whichever `gate` says."""
+    layer = plan.form.recurrence.layer
+    device = "cuda" if gate == "hardware" else "cpu"
+    inputs = draw(layer, trial.case, device)
+    config = {"config": module.Config(**trial.config)} if trial.config else {}
+    try:
+        with poisoned_memory(), emulated(module) if gate == "emulation" else nullcontext():
+            values = module.forward(**inputs.keywords(), **config)
+    except (EmulationError, ValueError, TypeError, RuntimeError) as error:
+        return [Check(trial.name, gate, float("inf"), 0.0, passed=False, note=f"{type(error).__name__}: {error}")]
+    names = [o.name for o in layer.outputs] + [s.name for s in layer.states]
+    got = dict(zip(names, values if isinstance(values, tuple) else (values,), strict=True))
+    return compare(gate, trial.name, got, expected(gate, plan, inputs, trial))
+
+
+def emulated(module: ModuleType) -> AbstractContextManager[None]:
+    """Within, the module's launches run in the emulator, on CPU tensors."""
+    runtime = importlib.import_module("._runtime", module.__package__)
+    context: AbstractContextManager[None] = runtime.launcher(launch)
+    return context
+
+
+def expected(gate: Gate, plan: Plan, inputs: Inputs, trial: Trial) -> dict[str, Expected]:
+    """The truth for `inputs`, as they were rounded, with the dtype and the bound of every output and final state."""
+    layer = plan.form.recurrence.layer
+    truth, finals = reference(layer, inputs.tensors, inputs.params, inputs.states)
+    double = trial.case.dtype == "f64"
+    precisions: dict[str, str] = {}
+    if gate != "portable":
+        precisions = {p: how for d, p, how in plan.config.precision if d == trial.case.dtype}
+        precisions |= {k: str(v) for k, v in trial.config.items() if k in precisions}
+    out: dict[str, Expected] = {}
+    for output in layer.outputs:
+        dtype = inputs.tensors[output.like].dtype if output.like else DTYPES[output.dtypes[0]]
+        dtype = torch.float64 if double else dtype
+        out[output.name] = Expected(truth[output.name], dtype, bound(dtype, precisions.values()))
+    for state in layer.states:
+        dtype = torch.float64 if double else DTYPES[state.dtype]
+        update = [precisions["state"]] if "state" in precisions else []
+        out[state.name] = Expected(finals[state.name], dtype, bound(dtype, update))
+    return out
+
+
+def _skipped(gate: Gate, why: str) -> Check:
+    return Check("kernels", gate, 0.0, 0.0, passed=False, skipped=True, note=why)
+
+
+def _device_name(gates: Iterable[Gate]) -> str:
+    return torch.cuda.get_device_name() if "hardware" in gates and torch.cuda.is_available() else "cpu"
