@@ -8,12 +8,18 @@ from typing import Annotated
 import typer
 
 from ssdgen import __version__, pipeline
-from ssdgen.cli.options import built_ins, settings
+from ssdgen.cli.options import settings
 from ssdgen.cli.output import progress, say, show, show_json
 from ssdgen.cli.start import start
 from ssdgen.files import differing, write_all
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 your mistake or a check that failed, 2 a bug of ours.",
+)
 
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a built-in one.")]
 Config = Annotated[list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A knob of the schedule.")]
@@ -71,7 +77,7 @@ def generate(
     """Write the modules of specs as a package that imports without ssdgen."""
     files: dict[str, str] = {}
     with progress("generate") as step:
-        chosen = specs or built_ins()
+        chosen = specs or pipeline.built_ins()
         for i, spec in enumerate(chosen):
             step(i, len(chosen), spec)
             files |= pipeline.emit(spec, settings(config)).files

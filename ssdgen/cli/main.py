@@ -45,10 +45,8 @@ def run(arguments: Sequence[str]) -> int:
     except UserError as error:
         return _mistake(f"ssdgen: {error}", [{"message": error.message, "hint": error.hint}], json)
     except typer.TyperException as error:
-        message = _sentence(error.format_message())
-        return _mistake(
-            f"ssdgen: {message}\n  hint: {_help(error)}", [{"message": message, "hint": _help(error)}], json
-        )
+        message, hint = _usage(error)
+        return _mistake(f"ssdgen: {message}\n  hint: {hint}", [{"message": message, "hint": hint}], json)
     except (KeyboardInterrupt, typer.Abort):
         say("ssdgen: interrupted")
         return INTERRUPTED
@@ -84,12 +82,10 @@ def _bug(error: Exception, arguments: Sequence[str]) -> int:
     return BUG
 
 
-def _sentence(message: str) -> str:
-    """typer's message as ours are: one line, no capital, no full stop, names in backquotes."""
-    line = re.sub(r"'([^']*)'", r"`\1`", " ".join(message.split())).removesuffix(".")
-    return line[:1].lower() + line[1:]
-
-
-def _help(error: typer.TyperException) -> str:
+def _usage(error: typer.TyperException) -> tuple[str, str]:
+    """typer's message as ours are: one line without a capital or a full stop, names in backquotes; and a hint."""
+    line = re.sub(r"'([^']*)'", r"`\1`", " ".join(error.format_message().split()))
+    message, _, guess = line.partition(" Did you mean ")
     context = getattr(error, "ctx", None)
-    return f"{context.command_path if context else 'ssdgen'} --help"
+    hint = f"did you mean {guess}" if guess else f"{context.command_path if context else 'ssdgen'} --help"
+    return message[:1].lower() + message[1:].removesuffix("."), hint

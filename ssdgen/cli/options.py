@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ssdgen.diagnostics import UserError
-from ssdgen.resources import resource_dir
 
 
 def settings(config: Iterable[str] | None) -> dict[str, str]:
@@ -29,8 +28,3 @@ def several(text: str, allowed: Iterable[str], option: str) -> tuple[str, ...]:
         if word not in known:
             raise UserError(f"{option} knows no `{word}`", f"some of {', '.join(known)}, separated by commas")
     return words
-
-
-def built_ins() -> tuple[str, ...]:
-    """The names of the specs that come with ssdgen."""
-    return tuple(sorted(path.stem for path in resource_dir("specs").glob("*.ssd")))
