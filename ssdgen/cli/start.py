@@ -32,7 +32,7 @@ def check_name(name: str) -> None:
     if keyword.iskeyword(name):
         raise UserError(f"`{name}` is a word of Python, so no module can have that name", f"try `{name}_layer`")
     stem = name.rsplit("/", 1)[-1].removesuffix(".ssd")
-    plain = re.sub(r"\W+", "_", stem.lower()).strip("_0123456789")[:LONGEST]
+    plain = re.sub(r"[^a-z0-9_]+", "_", stem.lower()).strip("_0123456789")[:LONGEST]
     hint = f"try `{plain}`" if plain else "try `mine`"
     raise UserError(
         f"`{name}` cannot name a layer: small letters, digits and _, from a letter, {LONGEST} at most", hint

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ssdgen.cli.main import run
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def ssdgen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """The command, run in this process and in an empty folder: exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Result:
+        capsys.readouterr()
+        code = run(arguments)
+        printed = capsys.readouterr()
+        return Result(code, printed.out, printed.err)
+
+    return call
