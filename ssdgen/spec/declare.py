@@ -40,10 +40,10 @@ def declare_groups(statements: list[s.Shares], scope: Scope) -> tuple[Group, ...
     """The groups; fills `scope.shared`."""
     groups: list[Group] = []
     for group, head in (pair for statement in statements for pair in statement.pairs):
-        axis, shared = scope.axis(group), scope.axis(head)
-        if axis is None or shared is None:
+        axis, shared = scope.axis(group), scope.axis(head) or scope.head
+        if axis is None:
             continue
-        if axis == shared or axis in scope.shared or shared in scope.shared or axis in scope.shared.values():
+        if axis in (scope.batch, scope.time, shared) or axis in scope.shared or shared != (scope.head or shared):
             hint = "write `g shares h`: one axis of groups, one of the heads that share them"
             scope.problems.add("E036", group.span.to(head.span), f"`{axis}` cannot share `{shared}`", hint)
             continue
@@ -112,6 +112,14 @@ def like_input(word: s.Word, scope: Scope) -> Tensor | None:
     return tensor
 
 
+def dtype_is_known(tensor: Tensor, like: s.Word, scope: Scope) -> bool:
+    """Whether `tensor` always has a dtype to be like; reports it at `like` if not."""
+    if not tensor.required:
+        hint = "be like an input that is always there, or list dtypes"
+        scope.problems.add("E031", like.span, f"`{tensor.name}` may be absent, and its dtype with it", hint)
+    return tensor.required
+
+
 def dtypes_of(words: tuple[s.Word, ...], scope: Scope) -> tuple[Dtype, ...] | None:
     """Declared dtypes, or None after reporting an unknown one."""
     found: list[Dtype] = []
@@ -140,8 +148,9 @@ def _root(name: str, word: s.Word, likes: dict[str, s.Word], scope: Scope) -> st
             return None
         seen.add(current.text)
         if current.text not in likes:
-            return current.text
+            break
         current = likes[current.text]
+    return current.text if dtype_is_known(scope.inputs[current.text], word, scope) else None
 
 
 def _tensor(forms: tuple[s.Form, ...], kind: s.Type, scope: Scope) -> Tensor | None:
@@ -165,6 +174,9 @@ def _tensor(forms: tuple[s.Form, ...], kind: s.Type, scope: Scope) -> Tensor | N
             hint = "the forms of an input leave out axes of its widest one, as in `D[h] or D[h p]`"
             scope.problems.add("E032", form.span, f"this form is no part of `{name.text}[{' '.join(widest)}]`", hint)
     interval = _range(kind.range, scope)
+    if interval is None:
+        scope.forgiven.add(name.text)
+        return None
     default = None if kind.default is None else float(kind.default.value)
     if kind.default is not None:
         _check_default(kind.default, interval, f"`{name.text}`", scope)
@@ -184,16 +196,19 @@ def _param(item: s.ParamItem, scope: Scope) -> None:
     if item.dtype is not None and item.dtype.text != "f32":
         scope.problems.add("E030", item.dtype.span, "a param is of dtype f32", "write `f32`, or nothing")
     default = float(item.default.value)
-    if item.dtype is None:
-        interval = Interval(low=0.0) if default >= 0 else Interval(high=0.0)
-    else:
-        interval = _range(item.range, scope)
+    of_sign = Interval(low=0.0) if default >= 0 else Interval(high=0.0)
+    interval = of_sign if item.dtype is None else _range(item.range, scope)
+    if interval is None:
+        scope.forgiven.add(item.name.text)
+        return
+    if item.dtype is not None:
         _check_default(item.default, interval, f"`{item.name.text}`", scope)
     scope.params[item.name.text] = Param(item.name.text, default, interval, item.name.span)
     scope.ranges[item.name.text] = interval
 
 
-def _range(declared: s.Range | None, scope: Scope) -> Interval:
+def _range(declared: s.Range | None, scope: Scope) -> Interval | None:
+    """The declared interval, or None after reporting that it is empty."""
     if declared is None:
         return ANY
     i = declared.interval
@@ -201,7 +216,7 @@ def _range(declared: s.Range | None, scope: Scope) -> Interval:
         scope.problems.add(
             "E038", declared.span, "no number lies in this range", "write it as `in (0, 1]`, low end first"
         )
-        return ANY
+        return None
     return i
 
 

@@ -39,7 +39,10 @@ def _name(term: Name, scope: Scope, place: Place) -> Expr | None:
     scope.used.add(name)
     if name not in scope.names():
         return None  # its declaration has been reported
-    if term.axis is not None and scope.axis(term.axis, [scope.time]) is None:
+    if term.axis is not None and term.axis.text != scope.time:
+        if scope.time:
+            message = f"`[{term.axis.text}]` is no token: only `{scope.time}` counts them"
+            add("E042", term.axis.span, message, f"write `{name}[{scope.time}-1]` for the token before")
         return None
     lag = term.lag
     if name in scope.state_axes:
@@ -85,6 +88,10 @@ def _name(term: Name, scope: Scope, place: Place) -> Expr | None:
 def _unknown(word: Word, scope: Scope, place: Place) -> None:
     name = word.text
     if name in scope.forgiven:
+        return
+    if name in scope.later:
+        hint = "a `let` uses what stands above it: move its line down"
+        scope.problems.add("E020", word.span, f"`{name}` is used before it is defined", hint)
         return
     if name == "inf":
         hint = "`inf` may stand in ranges and defaults"
@@ -146,8 +153,9 @@ def _call(function: Word, args: tuple[Term, ...], span: Span, scope: Scope, plac
             hint = closest(name, FUNCTIONS, f"the functions are {', '.join(sorted(FUNCTIONS))}")
             if name in scope.declared:
                 hint = f"`{name}` is a tensor: a product needs its `*`"
+            else:
+                _ = [resolve(a, scope, place) for a in args]
             scope.problems.add("E040", function.span, f"no function is called `{name}`", hint)
-            _ = [resolve(a, scope, place) for a in args]
             return None
         if len(args) != FUNCTIONS[name]:
             wanted, got = FUNCTIONS[name], len(args)
@@ -198,7 +206,7 @@ def _power(base: Expr, exponent: Expr, span: Span, scope: Scope) -> Expr | None:
     if constant(base) == 2:
         return Apply("exp2", (exponent,), span)
     hint = "the exponent is a constant, or the base is 2; any other power is `exp(y * log(x))`"
-    scope.problems.add("E045", span, f"`{base}^({exponent})` has an exponent that varies", hint)
+    scope.problems.add("E045", span, f"the exponent {scope.show(exponent)} varies", hint)
     return None
 
 
@@ -229,14 +237,23 @@ def _dot(left: Expr, right: Expr, span: Span, scope: Scope) -> Expr | None:
     if not axes or axes[-1] not in channels:
         last = f"its last axis, `{axes[-1]}`, is not one" if axes else "it has no axis"
         add(
-            "E044", span, f"`.` sums over a channel axis of `{right}`, and {last}", "a product that sums nothing is `*`"
+            "E044",
+            span,
+            f"`.` sums over a channel axis of {scope.show(right)}, and {last}",
+            "a product that sums nothing is `*`",
         )
         return None
     axis = axes[-1]
     if axis not in other:
         has = f"only {listing(other)}" if other else "no axis"
-        hint = f"`a . b` sums over the last axis of `b`; `{left}` would need `{axis}`, and a product that sums nothing is `*`"
-        add("E044", span, f"`.` sums over `{axis}`, the last axis of `{right}`, but `{left}` has {has}", hint)
+        needs = f"{scope.show(left)} would need `{axis}`"
+        hint = f"`a . b` sums over the last axis of `b`; {needs}, and a product that sums nothing is `*`"
+        add(
+            "E044",
+            span,
+            f"`.` sums over `{axis}`, the last axis of {scope.show(right)}, but {scope.show(left)} has {has}",
+            hint,
+        )
         return None
     if isinstance(right, Ref) and right.name in scope.state_axes and not scope.states_in(left):
         left, right = right, left
@@ -252,7 +269,7 @@ def _outer(left: Expr, right: Expr, span: Span, scope: Scope) -> Expr | None:
         return None
     for side in (left, right):
         if not scope.channels(axes_of(side)):
-            message = f"`{side}` has no channel axis, so this is no outer product"
-            scope.problems.add("E043", span, message, f"write `{left} * {right}`")
+            message = f"{scope.show(side)} has no channel axis, so this is no outer product"
+            scope.problems.add("E043", span, message, "a product by name is `*`")
             return None
     return Apply("mul", (left, right), span)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from ssdgen.ir.expr import Axes, Contract, Expr, Ref, axes_of, children, refs
 from ssdgen.ir.layer import Dtype, Gate, Output
 from ssdgen.spec import syntax as s
-from ssdgen.spec.declare import dtypes_of, like_input
+from ssdgen.spec.declare import dtype_is_known, dtypes_of, like_input
 from ssdgen.spec.expression import Place, resolve
 from ssdgen.spec.problems import listing
 from ssdgen.spec.scope import Scope
 from ssdgen.spec.states import check_axes, plain_type
 
 
-def read_outputs(declared: list[s.Declare], equations: list[s.Assign], scope: Scope) -> None:
-    """Fill `scope.outputs`: each declared output with its equation and its gates."""
+def declare_outputs(declared: list[s.Declare], scope: Scope) -> dict[str, s.Declare]:
+    """Declare the outputs of the block, so that their axes are known; returns their declarations by name."""
     kinds: dict[str, s.Declare] = {}
     for statement in declared:
         name, axes = statement.form.name, scope.axes_list(statement.form.axes)
@@ -23,21 +23,25 @@ def read_outputs(declared: list[s.Declare], equations: list[s.Assign], scope: Sc
             kinds[name.text] = statement
         else:
             scope.forgiven.add(name.text)
+    return kinds
+
+
+def read_outputs(equations: list[s.Assign], kinds: dict[str, s.Declare], scope: Scope) -> None:
+    """Fill `scope.outputs`: each declared output with its equation and its gates."""
     values: dict[str, Expr] = {}
     gates: dict[str, list[Gate]] = {}
     assigned: dict[str, s.Assign] = {}
     for equation in equations:
         _read_equation(equation, assigned, values, gates, scope)
-    for output, statement in kinds.items():
+    for name, statement in kinds.items():
         form = statement.form
-        if output not in assigned and output not in scope.forgiven:
-            hint = f"write below it `{output} = S[t] . q`"
-            scope.problems.add("E061", form.span, f"output `{output}` has no equation", hint)
+        if name not in assigned and name not in scope.forgiven:
+            hint = f"write below it `{name} = S[{scope.time or 't'}] . q`"
+            scope.problems.add("E061", form.span, f"output `{name}` has no equation", hint)
         dtypes, like = _output_dtypes(statement.type, scope)
-        if output in values and dtypes is not None:
-            found = tuple(gates.get(output, ()))
-            axes = scope.output_axes[output]
-            scope.outputs[output] = Output(output, axes, like, dtypes, values[output], found, form.span)
+        if name in values and dtypes is not None:
+            axes, found = scope.output_axes[name], tuple(gates.get(name, ()))
+            scope.outputs[name] = Output(name, axes, like, dtypes, values[name], found, form.span)
 
 
 def _output_dtypes(kind: s.Type, scope: Scope) -> tuple[tuple[Dtype, ...] | None, str | None]:
@@ -50,11 +54,8 @@ def _output_dtypes(kind: s.Type, scope: Scope) -> tuple[tuple[Dtype, ...] | None
     tensor = like_input(kind.like, scope)
     if tensor is None:
         return None, None
-    if tensor.optional:
-        scope.problems.add(
-            "E031", kind.like.span, f"`{tensor.name}` may be absent", "be like an input that always is there"
-        )
-    return tensor.dtypes, tensor.like or tensor.name
+    root = tensor.like or tensor.name
+    return (tensor.dtypes, root) if dtype_is_known(scope.inputs[root], kind.like, scope) else (None, None)
 
 
 def _output_axes_fit(form: s.Form, axes: Axes, scope: Scope) -> bool:
@@ -160,7 +161,7 @@ def _check_reads(value: Expr, scope: Scope) -> None:
                     "sum one state at a time",
                 )
         case Ref(name=name) if name in scope.state_axes:
-            hint = f"sum it over its last axis with a vector, as in `{value} . q`; anything else comes after that"
+            hint = f"sum it over its last axis with a vector, as in `{name}[{scope.time}] . q`; anything else comes after that"
             scope.problems.add("E062", value.span, f"the whole state `{name}` is not a value of an output", hint)
         case _:
             for child in children(value):

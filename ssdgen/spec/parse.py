@@ -58,8 +58,8 @@ class Parser:
             return None
         deepest = _too_deep(tree)
         if deepest is not None:
-            hint = f"at most {_DEEPEST} operations may nest; name parts with `let`"
-            problems.add("E019", build.span(deepest), "an expression nested too deep", hint)
+            hint = f"at most {_DEEPEST} may nest or follow each other; name parts of it with `let`"
+            problems.add("E019", build.span(deepest), "an expression of too many operations", hint)
             return None
         return build.statement(tree)
 
@@ -113,7 +113,7 @@ def _in_words(names: object) -> str:
     if found >= {"a name", "a number", "`(`"}:
         found = (found - _OPERAND) | {"a value"}
     if found >= _OPERATORS:
-        found = (found - _OPERATORS) | {"an operator"}
+        found = (found - _OPERATORS - {"`(`", "`[`"}) | {"an operator"}
     if found >= _RANGE:
         found = (found - _RANGE) | {"a range"}
     rank = {word: i for i, word in enumerate(_ORDER)}
@@ -132,8 +132,10 @@ def _syntax_hint(text: str, token: Token, expected: str) -> str:
         return "a recurrence looks back: `[t-1]`"
     if token == "=" and "`:`" in expected:
         return "`x[b t h] : f32 = 0` declares a default; an equation of a let or output has no brackets on its left"
-    if "an operator" in expected and (token.type in ("NAME", "NUMBER") or token == "("):
+    if "an operator" in expected and (token[:1].isalnum() or token == "("):
         return "a product needs its `*`"
+    if token.type == "$END" and "`:`" in expected:
+        return "a declaration ends with its dtype, as in `x[b t h] : f32`"
     return ""
 
 

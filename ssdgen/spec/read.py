@@ -9,7 +9,7 @@ from ssdgen.ir.expr import Index, Size, refs, walk
 from ssdgen.ir.layer import Layer
 from ssdgen.spec import syntax as s
 from ssdgen.spec.declare import declare_axes, declare_groups, declare_inputs, declare_sizes
-from ssdgen.spec.outputs import read_outputs
+from ssdgen.spec.outputs import declare_outputs, read_outputs
 from ssdgen.spec.parse import parser
 from ssdgen.spec.problems import Problems
 from ssdgen.spec.schedule import ScheduleReader
@@ -54,7 +54,7 @@ def read_layer(source: Source) -> Layer:
 
 
 def _check_language(headings: tuple[s.Word, ...], parsed: list[tuple[str, s.Parsed]], problems: Problems) -> None:
-    if headings and headings[0].text != "language":
+    if headings and headings[0].text not in ("language", ""):
         first = headings[0].span
         problems.add("E011", first, "a spec starts with its language", f"put `language {LANGUAGE}` above this line")
     for _, statement in parsed:
@@ -89,14 +89,15 @@ def _layer(parsed: list[tuple[str, s.Parsed]], scope: Scope, source: Source) -> 
 
     titles = [(p.name.text, p.title) for p in of("layer", s.Title)]
     declare_axes(of("axes", s.AxisNames), scope)
-    groups = declare_groups(of("groups", s.Shares), scope)
     _find_roles(of("state", s.Declare), of("state", s.Assign), scope)
+    groups = declare_groups(of("groups", s.Shares), scope)
     declare_sizes(of("sizes", s.Sizes), scope)
     declare_inputs([*of("inputs", s.Inputs), *of("inputs", s.Params)], scope)
+    states = declare_states(of("state", s.Declare), scope)
+    outputs = declare_outputs(of("output", s.Declare), scope)
     read_lets(of("let", s.Assign), scope)
-    forms = declare_states(of("state", s.Declare), scope)
-    read_states(of("state", s.Assign), forms, scope)
-    read_outputs(of("output", s.Declare), of("output", s.Assign), scope)
+    read_states(of("state", s.Assign), states, scope)
+    read_outputs(of("output", s.Assign), outputs, scope)
     schedule = ScheduleReader(scope)
     for knob in of("schedule", s.Knob):
         schedule.read(knob)
@@ -119,7 +120,7 @@ def _layer(parsed: list[tuple[str, s.Parsed]], scope: Scope, source: Source) -> 
 
 
 def _find_roles(declared: list[s.Declare], updates: list[s.Assign], scope: Scope) -> None:
-    """Batch and head are the first two axes of the first state; time is the axis of `S[t] = ...`."""
+    """Batch and head are the first two axes of the first state; time is the axis of `S[t] = ...`, or one called `t`."""
     for state in declared:
         words = [w.text for w in state.form.axes[:2]]
         if len(words) == 2 and not scope.batch and all(w in scope.axes for w in words):
@@ -127,6 +128,8 @@ def _find_roles(declared: list[s.Declare], updates: list[s.Assign], scope: Scope
     for update in updates:
         if len(update.axes) == 1 and not scope.time:
             scope.time = scope.axis(update.axes[0]) or ""
+    if not scope.time and "t" in scope.axes:
+        scope.time = "t"
 
 
 def _check_used(layer: Layer, scope: Scope) -> None:

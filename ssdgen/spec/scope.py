@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ssdgen.diagnostics import Span
-from ssdgen.ir.expr import OPS, Axes, Expr, Ref, axes_of, is_per_token, walk
+from ssdgen.ir.expr import OPS, Axes, Expr, Ref, axes_of, is_per_token, to_text, walk
 from ssdgen.ir.layer import Axis, Interval, Let, Output, Param, State, Tensor
 from ssdgen.spec.problems import Problems, closest
 from ssdgen.spec.syntax import Word
@@ -29,7 +29,7 @@ class Scope:
     """The names declared so far, and which of them have been used.
 
     `batch`, `time` and `head` are known before the first expression. `forgiven` holds the words of statements that could
-    not be read: what they declare is unknown, so a use of them is no further error.
+    not be read: what they declare is unknown, so a use of them is no further error. `later` holds the lets still to come.
     """
 
     problems: Problems
@@ -47,6 +47,7 @@ class Scope:
     outputs: dict[str, Output] = field(default_factory=dict)
     output_axes: dict[str, Axes] = field(default_factory=dict)
     declared: dict[str, Span] = field(default_factory=dict)
+    later: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
     ranges: dict[str, Interval] = field(default_factory=dict)
 
@@ -59,7 +60,7 @@ class Scope:
         first = self.declared.get(name.text)
         if first is not None:
             self.problems.add(
-                "E023", name.span, f"`{name.text}` is declared twice", f"the first one is on line {first.line}"
+                "E023", name.span, f"`{name.text}` is declared twice", f"the other one is on line {first.line}"
             )
             return False
         self.declared[name.text] = name.span
@@ -126,6 +127,10 @@ class Scope:
     def states_in(self, expr: Expr | None) -> bool:
         """Whether `expr` reads a state."""
         return expr is not None and any(isinstance(e, Ref) and e.name in self.state_axes for e in walk(expr))
+
+    def show(self, expr: Expr) -> str:
+        """`expr` in backquotes, in the words of this spec."""
+        return f"`{to_text(expr, self.time or 't')}`"
 
     def forgive(self, text: str) -> None:
         """Take every word of a statement that could not be read as possibly declared."""

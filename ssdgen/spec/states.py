@@ -16,11 +16,12 @@ from ssdgen.spec.scope import Scope
 
 def read_lets(statements: list[s.Assign], scope: Scope) -> None:
     """Fill `scope.lets` in order."""
+    scope.later = {statement.name.text for statement in statements}
     for statement in statements:
         name = statement.name
-        free = scope.declare(name)
         value = resolve(statement.value, scope, Place("let", name.text))
-        if not free:
+        scope.later.discard(name.text)
+        if not scope.declare(name):
             continue
         if value is None:
             scope.forgiven.add(name.text)
@@ -74,7 +75,7 @@ def plain_type(kind: s.Type, what: str, scope: Scope) -> None:
     """Refuse a range, a default and `optional` where only a dtype makes sense."""
     for part, word in ((kind.range, "range"), (kind.default, "default"), (kind.optional, "`optional`")):
         if part is not None:
-            scope.problems.add("E035", part.span, f"{what} has no {word.strip('`')}", "only inputs have")
+            scope.problems.add("E035", part.span, f"{what} has no {word.strip('`')}", "only inputs have one")
 
 
 def _state_axes_fit(form: s.Form, axes: Axes, scope: Scope) -> bool:
@@ -122,7 +123,12 @@ def _read_update(name: str, form: s.Form, statement: s.Assign, scope: Scope) -> 
         parts = split(update, name)
     except NotAffine as error:
         hint = "the update must be `decay * S[t-1] + input` with a decay and an input free of the state"
-        add("E053", error.term.span, str(error), hint.replace("S[t-1]", f"{name}[{scope.time}-1]"))
+        add(
+            "E053",
+            error.term.span,
+            f"{scope.show(error.term)} {error.reason}",
+            hint.replace("S[t-1]", f"{name}[{scope.time}-1]"),
+        )
         return
     if parts.decay == ZERO:
         hint = f"without `{name}[{scope.time}-1]` this is a value of one token: name it with `let`"
@@ -135,12 +141,13 @@ def _read_update(name: str, form: s.Form, statement: s.Assign, scope: Scope) -> 
 
 def _check_decay(decay: Expr, span: Span, scope: Scope) -> None:
     interval = bounds(decay, scope.ranges)
-    lies = f"all that is known is that it lies in {interval}" if interval != ANY else "nothing is known of its range"
+    known = interval.low > ANY.low or interval.high < ANY.high
+    lies = f"its range is {interval}" if known else "nothing is known of its range"
     hint = _range_hint(decay, scope)
     if interval.high > 1:
-        scope.problems.add("E055", span, f"the decay `{decay}` is not provably at most 1: {lies}", hint)
+        scope.problems.add("E055", span, f"the decay {scope.show(decay)} is not provably at most 1: {lies}", hint)
     elif interval.low < 0 or (interval.low == 0 and not interval.low_open):
-        scope.problems.add("E056", span, f"the decay `{decay}` is not provably above 0: {lies}", hint)
+        scope.problems.add("E056", span, f"the decay {scope.show(decay)} is not provably above 0: {lies}", hint)
 
 
 def _range_hint(decay: Expr, scope: Scope) -> str:

@@ -1,0 +1,26 @@
+"""Golden files: `pytest --update-golden` rewrites the expected texts, and git shows what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite golden files instead of comparing with them")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """`golden(path, text)` fails unless the file at `path` holds `text`; with --update-golden it writes it."""
+
+    def compare(path: Path, text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"{path} is missing: run pytest --update-golden and read what it wrote"
+        assert text == path.read_text(encoding="utf-8"), f"{path.name} changed; pytest --update-golden accepts it"
+
+    return compare
