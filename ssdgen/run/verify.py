@@ -14,6 +14,7 @@ from types import ModuleType
 
 import torch
 
+from ssdgen.derive import ProofError, prove
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Check, Gate, Report
 from ssdgen.run.cases import Trial, kernel_trials, portable_trials
@@ -23,7 +24,7 @@ from ssdgen.run.inputs import DTYPES, Inputs, draw
 from ssdgen.run.peers import peer_checks
 from ssdgen.run.reference import reference
 
-GATES: tuple[Gate, ...] = ("portable", "emulation", "peer")
+GATES: tuple[Gate, ...] = ("proof", "portable", "emulation", "peer")
 """The gates that `verify` makes by default: those that need neither a GPU nor a compiler."""
 
 
@@ -48,7 +49,9 @@ def verify(
 
 
 def _checks(gate: Gate, plan: Plan, module: ModuleType, sizes: Mapping[str, int] | None) -> Iterator[Check]:
-    if gate == "portable":
+    if gate == "proof":
+        yield _proof(plan)
+    elif gate == "portable":
         for trial in portable_trials(plan, sizes):
             yield from run_trial(gate, plan, module, trial)
     elif gate == "peer":
@@ -63,6 +66,14 @@ def _checks(gate: Gate, plan: Plan, module: ModuleType, sizes: Mapping[str, int]
                 yield from run_trial(gate, plan, module, trial)
     else:
         raise ValueError(f"verify makes no {gate} checks")
+
+
+def _proof(plan: Plan) -> Check:
+    try:
+        proof = prove(plan.form)
+    except ProofError as error:
+        return Check("derivation", "proof", 0.0, 0.0, passed=False, note=str(error))
+    return Check("derivation", "proof", 0.0, 0.0, passed=True, note=f"{len(proof.statements)} statements proved")
 
 
 def run_trial(gate: Gate, plan: Plan, module: ModuleType, trial: Trial) -> list[Check]:

@@ -1,0 +1,105 @@
+"""Three recurrences that no part of ssdgen has heard of go through the whole pipeline unchanged.
+
+They differ from the built-in ones in their decay and in their weights: a sigmoid gate with a squared step; a constant
+decay and weight, read before the token; two inputs, one through a feature map that does not vanish on padding.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from ssdgen.derive import chunk_form, prove, recurrence
+from ssdgen.diagnostics import Source
+from ssdgen.emit import emit
+from ssdgen.ir.plan import Plan
+from ssdgen.plan import plan as plan_of
+from ssdgen.run.load import load
+from ssdgen.run.verify import verify
+from ssdgen.spec import read_layer
+
+SQUARED_STEP = """\
+language 1
+layer squared_step "A sigmoid gate; every token is written with the square of its step"
+
+axes    b t h p n
+sizes   p = 64, n = 64
+
+inputs
+  u[b t h p]             : bf16 | f16 | f32
+  f[b t h], s[b t h]     : f32
+  K[b t h n], Q[b t h n] : like u
+
+let     weight = s^2
+
+state   S[b h p n] : f32
+        S[t] = sigmoid(f) * S[t-1] + weight * outer(u, K)
+
+output  y[b t h p] : like u
+        y = S[t] . Q
+"""
+
+HALF = """\
+language 1
+layer half "A constant decay and a constant weight, read before the token is written"
+
+axes    b t h p n
+sizes   p = 32, n = 64
+
+inputs
+  u[b t h p]             : bf16 | f16 | f32
+  K[b t h n], Q[b t h n] : like u
+
+state   S[b h n p] : f32
+        S[t] = 0.9 * S[t-1] + 0.5 * outer(K, u)
+
+output  y[b t h p] : like u
+        y = S[t-1] . Q + u
+"""
+
+TWO_INPUTS = """\
+language 1
+layer two_inputs "Two rank-1 inputs, one of them through a feature map that is 1 where its input is 0"
+
+axes    b t h g p n
+groups  g shares h
+sizes   p = 64, n = 32
+
+inputs
+  u[b t h p], w[b t h p] : like K
+  K[b t g n], Q[b t g n] : bf16 | f16 | f32
+  J[b t h n]             : like K
+  g_log[b t h]           : f32 <= 0
+  beta[b t h]            : f32 = 1
+
+state   S[b h p n] : f32
+        S[t] = exp(g_log) * S[t-1] + outer(u, relu(K) + 1) + sigmoid(beta) * outer(w, J)
+
+output  y[b t h p] : like K
+        y = S[t] . (relu(Q) + 1)
+
+schedule
+  chunk  = 32
+  swap   = scores, state
+"""
+
+SPECS = {"squared_step": SQUARED_STEP, "half": HALF, "two_inputs": TWO_INPUTS}
+
+
+def pipeline(text: str) -> tuple[Plan, ModuleType]:
+    """The text through every stage; nothing here knows which recurrence it is."""
+    form = chunk_form(recurrence(read_layer(Source("new.ssd", text))))
+    prove(form)
+    plan = plan_of(form)
+    source = emit(plan)
+    return plan, load(source.name, source.files)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_new_recurrence(name: str) -> None:
+    """Derived, proved, emitted; the portable path and the emulated kernels equal the token loop in every check."""
+    plan, module = pipeline(SPECS[name])
+    assert not plan.refused
+    report = verify(plan, module, ("portable", "emulation"))
+    assert report.passed, str(report)

@@ -1,0 +1,285 @@
+"""Verification itself: it fails when something is wrong, and says what and by how much."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from ssdgen.derive import chunk_form, recurrence
+from ssdgen.ir.layer import Layer
+from ssdgen.ir.plan import Plan
+from ssdgen.ir.report import Check, Report, to_json
+from ssdgen.plan import plan as plan_of
+from ssdgen.run.cases import Trial, can_be_absent, combinations, kernel_trials, portable_trials, sizes_for
+from ssdgen.run.checks import BOUNDS, Expected, bound, compare, poisoned_memory, relative_error
+from ssdgen.run.inputs import Case, draw, may_be_zero
+from ssdgen.run.peers import peer_checks
+from ssdgen.run.verify import run_trial, verify
+from ssdgen.spec import builtin_specs, load_source, read_layer
+
+LAYERS = {name: read_layer(load_source(name)) for name in builtin_specs()}
+WITH_KERNELS = ("mamba2", "retnet", "linear_attention", "simple_gla", "mlstm")
+
+
+def built(name: str) -> tuple[Plan, ModuleType]:
+    return plan_of(chunk_form(recurrence(LAYERS[name]))), importlib.import_module(f"generated.{name}")
+
+
+# The gates, over the specs.
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_portable(name: str) -> None:
+    """The chunked form in plain torch equals the token loop: every length, term and combination."""
+    report = verify(*built(name), ["portable"])
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("name", WITH_KERNELS)
+def test_emulation(name: str) -> None:
+    """The emitted kernels' bodies equal the token loop at every dtype and precision."""
+    report = verify(*built(name), ["emulation"])
+    assert report.passed, str(report)
+    assert not any(c.skipped for c in report.checks)
+
+
+@pytest.mark.parametrize("name", sorted(set(LAYERS) - set(WITH_KERNELS)))
+def test_no_kernels_yet(name: str) -> None:
+    """A spec without kernels is skipped there with the reason, and does not count as verified."""
+    report = verify(*built(name), ["emulation"])
+    assert [c.skipped for c in report.checks] == [True]
+    assert report.checks[0].note
+    assert not report.passed
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_peers(name: str) -> None:
+    """What others wrote for the same layer computes the same."""
+    checks = peer_checks(LAYERS[name], importlib.import_module(f"generated.{name}").forward)
+    assert all(c.passed or c.skipped for c in checks), str(Report(name, tuple(checks)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", WITH_KERNELS)
+def test_hardware(name: str) -> None:
+    report = verify(*built(name), ["hardware"])
+    assert report.passed, str(report)
+
+
+# Each gate can fail on its own.
+
+
+class Broken:
+    """A module whose forward returns something else than the real one's."""
+
+    def __init__(self, module: ModuleType, spoil: Any) -> None:
+        self.Config = module.Config
+        self.__package__ = module.__package__
+        self._forward, self._spoil = module.forward, spoil
+
+    def forward(self, **arguments: Any) -> Any:
+        y, *states = self._forward(**arguments)
+        return self._spoil(y, states)
+
+
+SPOILERS = {
+    "a nan": lambda y, states: (y.index_fill(1, torch.tensor([0]), math.nan), *states),
+    "one head of many": lambda y, states: (y * (1 + 1e-4 * (torch.arange(y.shape[2]) == 0))[:, None], *states),
+    "the final state": lambda y, states: (y, states[0] * 1.0001),
+    "another dtype": lambda y, states: (y.double(), *states),
+    "another shape": lambda y, states: (y[:, :-1], *states),
+    "initial instead of final state": lambda y, states: (y, torch.zeros_like(states[0])),
+}
+
+
+@pytest.mark.parametrize("what", SPOILERS)
+def test_a_wrong_result_fails(what: str) -> None:
+    plan, module = built("simple_gla")
+    broken: Any = Broken(module, SPOILERS[what])
+    trial = Trial("t", Case(sizes_for(LAYERS["simple_gla"], 70)))
+    assert all(c.passed for c in run_trial("portable", plan, module, trial))
+    assert not all(c.passed for c in run_trial("portable", plan, broken, trial))
+
+
+def test_a_refused_call_fails() -> None:
+    """An error instead of a result is a failed check with the error's text, not the end of the verification."""
+    plan, module = built("simple_gla")
+
+    def refuse(y: torch.Tensor, states: list[torch.Tensor]) -> None:
+        raise ValueError("cannot do that")
+
+    broken: Any = Broken(module, refuse)
+    (check,) = run_trial("portable", plan, broken, Trial("t", Case(sizes_for(LAYERS["simple_gla"], 5))))
+    assert not check.passed
+    assert "cannot do that" in check.note
+
+
+# Errors and bounds.
+
+
+def test_relative_error() -> None:
+    want = torch.tensor([3.0, 4.0])
+    assert relative_error(torch.tensor([3.0, 4.5]), want) == pytest.approx(0.1)
+    assert relative_error(torch.tensor([0.25]), torch.zeros(1)) == 0.25
+    assert math.isnan(relative_error(torch.tensor([math.nan]), torch.ones(1)))
+    assert math.isnan(relative_error(torch.ones(1), torch.tensor([math.nan])))
+    assert relative_error(torch.ones(2), torch.ones(1)) == math.inf
+    assert relative_error(torch.zeros(0), torch.zeros(0)) == 0.0
+
+
+def test_nan_never_passes() -> None:
+    nan = torch.tensor([math.nan])
+    for got, want in ((nan, torch.ones(1)), (torch.ones(1), nan), (nan, nan)):
+        (check,) = compare("portable", "t", {"y": got}, {"y": Expected(want, torch.float32, 1.0)})
+        assert not check.passed
+
+
+def test_bounds() -> None:
+    """The numbers the project promises; a change here is a change of the promise."""
+    assert BOUNDS == {"f64": 1e-12, "f32": 1e-5, "tf32x3": 1e-5, "tf32": 1e-3, "f16": 1e-3, "bf16": 5e-3}
+    assert bound(torch.float32, ["tf32x3", "tf32"]) == 1e-3
+    assert bound(torch.bfloat16, ["tf32x3"]) == 5e-3
+    assert bound(torch.float64) == 1e-12
+
+
+def test_poisoned_memory() -> None:
+    """What was never written is NaN inside, and the switches are as before afterwards."""
+    with poisoned_memory():
+        assert torch.empty(4, dtype=torch.bfloat16).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+# Inputs.
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("memory", ["plain", "slices", "transposed", "expanded", "surrounded"])
+def test_inputs_are_what_the_layer_declares(name: str, memory: Any) -> None:
+    """Shapes, dtypes and ranges as declared; finite; nothing is zero; the memory is as asked for."""
+    layer = LAYERS[name]
+    inputs = draw(layer, Case(sizes_for(layer, 70), memory=memory))
+    for tensor in layer.inputs:
+        x = inputs.tensors[tensor.name]
+        assert x.shape == tuple(sizes_for(layer, 70)[a] for a in tensor.axes)
+        assert x.isfinite().all()
+        assert (x != 0).all() or not may_be_zero(tensor.range)
+        low, high = tensor.range.low, tensor.range.high
+        assert ((x >= low) & (x <= high)).all()
+        if memory == "slices" and tensor.axes[:2] == (layer.batch, layer.time):
+            assert not x.is_contiguous()
+        if memory == "expanded" and tensor.axes[:2] == (layer.batch, layer.time):
+            assert x.stride(0) == 0
+        if memory == "surrounded":
+            assert x.untyped_storage().nbytes() > x.numel() * x.element_size()
+    assert set(inputs.states) == {s.name for s in layer.states}
+
+
+def test_memories_hold_the_same_values() -> None:
+    """Only `expanded` changes values; the others are the same numbers elsewhere."""
+    layer = LAYERS["mamba2"]
+    plain = draw(layer, Case(sizes_for(layer, 9)))
+    for memory in ("slices", "transposed", "surrounded"):
+        other = draw(layer, Case(sizes_for(layer, 9), memory=memory))  # type: ignore[arg-type]
+        assert all(torch.equal(plain.tensors[n], other.tensors[n]) for n in plain.tensors)
+
+
+def test_steps_are_realistic() -> None:
+    """A raw dt is such that its softplus lies between 0.001 and 0.1, so that no decay is trivial."""
+    layer = LAYERS["mamba2"]
+    step = torch.nn.functional.softplus(draw(layer, Case(sizes_for(layer, 500))).tensors["dt"])
+    assert step.min() >= 0.0009
+    assert step.max() <= 0.11
+    assert 0.005 < step.median() < 0.02
+
+
+def test_dtypes() -> None:
+    """`dtype` is that of x and what is like it; gates stay float32 unless the call is uniform; float64 is everywhere."""
+    layer = LAYERS["mamba2"]
+    sizes = sizes_for(layer, 3)
+    some = draw(layer, Case(sizes, dtype="bf16")).tensors
+    assert (some["x"].dtype, some["B"].dtype, some["dt"].dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+    assert draw(layer, Case(sizes, dtype="bf16", uniform=True)).tensors["dt"].dtype == torch.bfloat16
+    assert all(x.dtype == torch.float64 for x in draw(layer, Case(sizes, dtype="f64")).tensors.values())
+
+
+# Trials.
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_trials_cover_the_layer(name: str) -> None:
+    """Every input on its own and left out, every length around a chunk, every dtype and precision; no name twice."""
+    layer: Layer = LAYERS[name]
+    plan, _ = built(name)
+    chunk = plan.config.chunk
+    portable = list(portable_trials(plan))
+    kernels = list(kernel_trials(plan))
+    for trials in (portable, kernels):
+        names = [t.name for t in trials]
+        assert len(names) == len(set(names))
+        zeroed = set().union(*(t.case.zero for t in trials))
+        assert zeroed == {t.name for t in layer.inputs if may_be_zero(t.range)} | {f"{s.name}0" for s in layer.states}
+        assert set().union(*(t.case.absent for t in trials)) == set(can_be_absent(layer))
+    lengths = {t.case.sizes[layer.time] for t in portable}
+    assert lengths >= {0, 1, chunk - 1, chunk, chunk + 1, 3 * chunk + 5}
+    assert {t.case.dtype for t in portable} == {"f64", "f32", "f16", "bf16"}
+    assert {t.case.dtype for t in kernels} == {"f32", "f16", "bf16"}
+    assert {v for t in kernels for v in t.config.values()} == (
+        {"bf16", "tf32", "tf32x3"} if not plan.refused else set()
+    )
+
+
+def test_sizes_can_be_chosen() -> None:
+    plan, _ = built("simple_gla")
+    trials = list(portable_trials(plan, {"n": 16, "t": 77}))
+    assert {t.case.sizes["n"] for t in trials} == {16}
+    assert 77 in {t.case.sizes["t"] for t in trials}
+
+
+def test_combinations() -> None:
+    assert len(set(combinations(LAYERS["mamba2"]))) == 16
+
+
+# The report.
+
+
+def report() -> Report:
+    return Report(
+        "spec",
+        (
+            Check("short: y", "portable", 1.2e-7, 1e-5, True),
+            Check("a longer name: S", "emulation", math.nan, 1e-3, False, "holds nan or inf"),
+            Check("kernels", "hardware", 0.0, 0.0, False, "no CUDA device", skipped=True),
+        ),
+    )
+
+
+def test_report_text() -> None:
+    """One aligned line a check, the measured error beside its bound."""
+    assert str(report()).splitlines() == [
+        "spec on cpu",
+        "  ok    portable   short: y          error 1.2e-07  bound 1.0e-05",
+        "  FAIL  emulation  a longer name: S  error     nan  bound 1.0e-03  holds nan or inf",
+        "  skip  hardware   kernels                                         no CUDA device",
+        "2 checks, 1 failed, 1 skipped",
+    ]
+
+
+def test_report_json() -> None:
+    """It is what json takes, numbers that are none included."""
+    data = json.loads(json.dumps(to_json(report()), allow_nan=False))
+    assert data["passed"] is False
+    assert data["checks"][1]["error"] == "nan"
+
+
+def test_a_report_of_nothing_does_not_pass() -> None:
+    only_skipped = dataclasses.replace(report(), checks=report().checks[2:])
+    assert not only_skipped.passed
+    assert not Report("spec", ()).passed
