@@ -12,6 +12,7 @@ from ssdgen.cli.options import settings
 from ssdgen.cli.output import progress, say, show, show_json
 from ssdgen.cli.start import start
 from ssdgen.files import differing, write_all
+from ssdgen.plan.describe import describe
 
 app = typer.Typer(
     add_completion=False,
@@ -62,7 +63,11 @@ def derive(spec: Spec, json: Json = False, debug: Debug = False) -> None:
 @app.command()
 def plan(spec: Spec, config: Config = None, json: Json = False, debug: Debug = False) -> None:
     """Print the kernels that compute a spec: what each loads, multiplies and stores."""
-    _print(pipeline.plan(spec, settings(config)), json)
+    planned = pipeline.plan(spec, settings(config))
+    if json:
+        show_json(planned)
+    else:
+        show(describe(planned))
 
 
 @app.command()

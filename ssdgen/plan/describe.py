@@ -1,0 +1,128 @@
+"""A Plan as a person reads it: what every kernel loads, multiplies and stores. `t'` is the time of tokens looked back at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from textwrap import wrap
+
+from ssdgen.ir.expr import Axes, Expr, Ref, rewrite, to_text
+from ssdgen.ir.plan import (
+    KEY,
+    Cumsum,
+    Dot,
+    Knob,
+    Last,
+    Let,
+    Load,
+    OutputKernel,
+    Parameter,
+    Plan,
+    Slot,
+    StateKernel,
+    Statement,
+    Store,
+    TokenKernel,
+)
+
+WIDTH = 110
+
+
+def describe(plan: Plan) -> str:
+    """The text of `plan`: its knobs, its buffers, its kernels in launch order and who launches which."""
+    name = plan.form.recurrence.layer.name
+    if plan.refused:
+        return f"{name}: no kernels, the portable form only: {plan.refused}"
+    lines = [f"{name}: {plan.config.plan}, {len(plan.kernels)} kernels", "", "knobs"]
+    lines += _columns((k.name, _defaults(k), k.doc) for k in plan.knobs)
+    if plan.workspaces:
+        lines += ["", "buffers between kernels"]
+        lines += _columns((f"{w.name}{_of(w.axes)}", w.dtype, w.doc) for w in plan.workspaces)
+    for kernel in plan.kernels:
+        lines += ["", *_kernel(kernel)]
+    lines += ["", "launches"]
+    for present, kernels in plan.variants:
+        given = f"with {', '.join(present)}: " if present else "" if len(plan.variants) == 1 else "without: "
+        lines.append(f"  {given}{', '.join(kernels)}")
+    return "\n".join(lines)
+
+
+def _kernel(kernel: TokenKernel | StateKernel | OutputKernel) -> Iterator[str]:
+    yield f"kernel {kernel.name}, a block for each of {' x '.join(kernel.grid)}"
+    yield from (f"  {line}" for line in wrap(kernel.doc, WIDTH))
+    arrays = ", ".join(_array(p) for p in kernel.parameters if p.is_array)
+    yield from (f"  {line}" for line in wrap(f"arrays: {arrays}", WIDTH, subsequent_indent="  "))
+    match kernel:
+        case TokenKernel(body=body):
+            yield from _statements(body)
+        case StateKernel():
+            yield from _statements(kernel.before)
+            yield f"  for each of {kernel.chunks} chunks"
+            yield from _statements((*kernel.enter, *kernel.step), "    ")
+            yield from _statements(kernel.after)
+        case OutputKernel():
+            yield from _statements(kernel.before)
+            yield from (f"  {_named(a)} = 0" for a in kernel.accumulators)
+            yield f"  for {kernel.tile} of {kernel.tiles}"
+            yield from _statements(kernel.contract, "    ")
+            yield from _statements((*kernel.combine, *kernel.outputs))
+
+
+def _statements(statements: Iterable[Statement], indent: str = "  ") -> Iterator[str]:
+    for statement in statements:
+        yield indent + _statement(statement)
+
+
+def _statement(statement: Statement) -> str:
+    match statement:
+        case Load(target=target, array=array, slots=slots, latency=latency):
+            return f"{_named(target)} = load {array}{_slots(slots)}" + (f"  {latency}" if latency else "")
+        case Let(target=target, value=value, note=note):
+            return f"{_named(target)} = {_text(value)}" + (f"  # {note}" if note else "")
+        case Cumsum(target=target, value=value):
+            return f"{_named(target)} = cumsum({_text(value)})"
+        case Last(target=target, value=value):
+            return f"{_named(target)} = last({_text(value)})"
+        case Dot(target=target, factors=(left, right), over=over, accumulator=total, precision=precision):
+            product = f"({_text(left)}) . ({_text(right)}) over {over}  {precision}"
+            return f"{_named(target)} = {_text(total)} + {product}"
+        case Store(array=array, slots=slots, value=value):
+            return f"store {array}{_slots(slots)} = {_text(value)}"
+
+
+def _text(value: Expr) -> str:
+    """`value`, a tile of the tokens looked back at marked: `s - s'`."""
+
+    def mark(e: Expr) -> Expr | None:
+        return replace(e, name=f"{e.name}'") if isinstance(e, Ref) and e.axes[:1] == (KEY,) else None
+
+    return to_text(rewrite(value, mark))
+
+
+def _named(target: Ref) -> str:
+    return f"{target.name}{_of(target.axes)}"
+
+
+def _of(axes: Axes) -> str:
+    return f"[{' '.join(axes)}]" if axes else ""
+
+
+def _slots(slots: Iterable[Slot]) -> str:
+    return f"[{', '.join(s.index if s.extent == '1' else f'{s.index}:{s.extent}' for s in slots)}]"
+
+
+def _array(parameter: Parameter) -> str:
+    return f"{parameter.name}{_of(parameter.axes)} {parameter.role}"
+
+
+def _defaults(knob: Knob) -> str:
+    values = dict(knob.defaults)
+    if len(set(values.values())) == 1:
+        return str(next(iter(values.values())))
+    return ", ".join(f"{value} for {dtype}" for dtype, value in values.items())
+
+
+def _columns(rows: Iterable[tuple[str, str, str]]) -> list[str]:
+    table = list(rows)
+    first, second = (max(len(row[i]) for row in table) for i in (0, 1))
+    return [f"  {a:{first}}  {b:{second}}  {c}".rstrip() for a, b, c in table]

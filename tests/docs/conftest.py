@@ -1,0 +1,3 @@
+from tests.cli.conftest import ssdgen
+
+__all__ = ["ssdgen"]
