@@ -17,9 +17,9 @@ import sympy  # type: ignore[import-untyped]
 
 from ssdgen.derive.proof import Proof, ProofError
 from ssdgen.derive.recurrence import names_of
-from ssdgen.derive.symbolic import OPERATIONS, Symbolic, sigmoid, thaw
+from ssdgen.derive.symbolic import LN2, OPERATIONS, Symbolic, sigmoid, thaw
 from ssdgen.ir.chunkform import ChunkForm, ChunkState, ChunkTerm, Read, Score
-from ssdgen.ir.expr import OPS, Apply, Axes, Contract, Expr, Ref, axes_of, refs, to_text, walk
+from ssdgen.ir.expr import ONE, OPS, Apply, Axes, Contract, Expr, Ref, axes_of, refs, to_text, walk
 from ssdgen.ir.layer import State
 from ssdgen.ir.recurrence import Diagonal, LinearState, OutputForm, Readout, Term
 
@@ -32,18 +32,21 @@ Known = Mapping[str, Callable[[int, Point], Symbolic]]
 CHANNELS = (0, 1)
 TOKENS = (0, 1, 2)
 
+
+def pow2(exponent: Symbolic) -> Symbolic:
+    """2^exponent, logarithms in the exponent resolved."""
+    number, rest = sympy.expand(exponent).as_coeff_Add()
+    return sympy.Integer(2) ** number * sympy.exp(sympy.expand(rest * LN2))
+
+
 UNFOLDED = {
     **OPERATIONS,
+    "exp2": pow2,
     "softplus": lambda x: sympy.log(1 + sympy.exp(x)),
     "logsigmoid": lambda x: sympy.log(sigmoid(x)),
     "silu": lambda x: x * sigmoid(x),
 }
 """Operations as their definitions, so that exp(logsigmoid(x)) is sigmoid(x)."""
-
-
-def pow2(exponent: Symbolic) -> Symbolic:
-    """2^exponent, logarithms in the exponent resolved."""
-    return sympy.exp(sympy.expand(exponent * sympy.log(2)))
 
 
 class Prover:
@@ -73,11 +76,14 @@ class Prover:
         yield "each name is declared once, used, and means what the layer declares", self.names
         for state, written in zip(form.states, self.layer.states, strict=True):
             now, before = f"{state.name}[{t}]", f"{state.name}[{t}-1]"
-            parts = f"({written.decay}) {before} + {written.input}"
-            yield f"the update of {now} is {parts}", partial(self.affine, written)
-            terms = " + ".join(self._term_text(term) for term in state.terms)
+            terms = " + ".join(map(self._term_text, state.terms))
             decay = form.decay(state.decay)
-            yield f"{now} = 2^({decay.log2}) {before} + {terms}", partial(self.one_step, state, written)
+            power = "" if decay.kind == "none" else f"2^({decay.log2}) "
+            yield (
+                f"{now} = ({written.decay}) {before} + {written.input}, the parts of its update",
+                partial(self.affine, written),
+            )
+            yield f"{now} = {power}{before} + {terms}", partial(self.one_step, state, written)
             yield f"the decay of {state.name} is of kind {decay.kind}", partial(self.kind, state)
             yield f"the jump of {state.name} over any length, by induction", partial(self.induction, state, written)
         for read in form.reads:
@@ -93,8 +99,9 @@ class Prover:
 
     def _term_text(self, term: ChunkTerm) -> str:
         lag = f"[{self.layer.time}-1]" if term.lag else ""
-        vectors = " (x) ".join(f"({v}){lag}" if lag else f"({v})" for v in (term.row, term.column) if v is not None)
-        return f"({self.form.weight(term.weight).value}) {vectors}"
+        weight = self.form.weight(term.weight).value
+        vectors = " (x) ".join(f"({v}){lag}" for v in (term.row, term.column) if v is not None)
+        return vectors if weight == ONE else f"({weight}) {vectors}"
 
     def fail(self, detail: str) -> NoReturn:
         """Refuse the form by the statement that is being proved."""

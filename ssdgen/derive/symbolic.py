@@ -18,6 +18,9 @@ from ssdgen.ir.expr import ONE, OPS, Apply, Const, Contract, Expr, to_text
 Symbolic = Any
 """A sympy expression; sympy has no types that mypy could check."""
 
+LN2 = sympy.Symbol("ln2", positive=True)
+"""The natural logarithm of 2, kept apart so that sympy does not rewrite powers that it occurs in."""
+
 
 class _Real(sympy.Function):  # type: ignore[misc]
     """A real function of real arguments."""
@@ -138,7 +141,7 @@ OPERATIONS: dict[str, Callable[..., Symbolic]] = {
     "exp": sympy.exp,
     "exp2": lambda a: sympy.Integer(2) ** a,
     "log": sympy.log,
-    "log2": lambda a: sympy.log(a) / sympy.log(2),
+    "log2": lambda a: sympy.log(a) / LN2,
     "sqrt": sympy.sqrt,
     "tanh": sympy.tanh,
     "abs": absolute,
@@ -175,7 +178,7 @@ def thaw(
 def _number(value: float) -> Symbolic:
     """Exactly what was written: 0.1 is a tenth, and the constant that stands for log2(e) is log2(e)."""
     if value == LOG2E.value:
-        return 1 / sympy.log(2)
+        return 1 / LN2
     return sympy.oo if math.isinf(value) else sympy.Rational(str(value))
 
 
@@ -186,7 +189,7 @@ def freeze(value: Symbolic) -> Expr:
     """
     if isinstance(value, Atom):
         return value.expr
-    if value == 1 / sympy.log(2):
+    if value == 1 / LN2:
         return LOG2E
     if value.is_Rational:
         return Const(int(value.p) if value.q == 1 else float(value))
@@ -237,7 +240,7 @@ def _freeze_product(value: Symbolic) -> Expr:
 
 
 def _is_divisor(value: Symbolic) -> bool:
-    return bool(value.is_Pow and value.exp.is_negative and value != 1 / sympy.log(2) and value.base != 2)
+    return bool(value.is_Pow and value.exp.is_negative and value != 1 / LN2 and value.base != 2)
 
 
 def _freeze_power(value: Symbolic) -> Expr:

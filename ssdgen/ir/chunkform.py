@@ -127,13 +127,17 @@ class ChunkForm:
         layer = self.recurrence.layer
         lines = [f"{layer.name}: a chunk of L tokens that starts from {', '.join(s.name for s in self.states)}", ""]
         for d in self.decays:
-            if d.kind != "none":
-                lines.append(f"{d.name}[i] = {d.log2}    log2, {_KINDS[d.kind]}")
-                lines.append(f"{self._sum(d.name, 'i')} = {d.name}[0] + ... + {d.name}[i]")
+            total = self._sum(d.name, "i")
+            if d.kind == "constant":
+                lines += [f"{d.name} = {d.log2}    log2, one a head", f"{total} = (i + 1) * {d.name}"]
+            elif d.kind != "none":
+                per = "one a token and head" if d.kind == "token" else "one a token, head and column channel"
+                lines += [f"{d.name}[i] = {d.log2}    log2, {per}", f"{total} = {d.name}[0] + ... + {d.name}[i]"]
         for w in self.weights:
             if w.value != ONE and not (isinstance(w.value, Ref) and w.value.name == w.name):
                 lines.append(f"{_at(Ref(w.name, (), is_per_token(w.value)), 'i')} = {w.value}")
-        lines.append("")
+        if lines[-1]:
+            lines.append("")
         for s in self.states:
             lines.append(f"{s.name}_end = {self._power(s.decay, 'L-1')}{s.name}")
             lines += [f"  + sum_j {self._power(s.decay, 'L-1', 'j')}{self._term(t)}" for t in s.terms]
@@ -173,9 +177,6 @@ class ChunkForm:
     def _weight(self, name: str) -> str:
         value = self.weight(name).value
         return "" if value == ONE else _at(Ref(name, (), is_per_token(value)), "j")
-
-
-_KINDS = {"constant": "one a head", "token": "one a token and head", "channel": "one a token, head and column channel"}
 
 
 def _lagged(lag: int) -> str:
