@@ -105,9 +105,9 @@ class Run:
         self.save()
 
     def together(self, name: str, steps: list[tuple[str, ...]], workers: int) -> None:
-        """Run `steps`, at most `workers` at a time."""
+        """Run `steps`, at most `workers` at a time, and two fewer than there are cores."""
         begun = time.monotonic()
-        with ThreadPoolExecutor(workers) as pool:
+        with ThreadPoolExecutor(min(workers, max(1, (os.cpu_count() or 1) - 2))) as pool:
             list(pool.map(self.step, steps))
         seconds = self.results["seconds"]
         seconds[name] = round(seconds.get(name, 0) + time.monotonic() - begun, 1)

@@ -128,8 +128,13 @@ def row(name: str, shape: str, value: str, against: str, error: float) -> Row:
 
 
 def portable(module: ModuleType, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-    """The module's chunked form in plain torch, in float64 and on the GPU; verification compares it with a token loop."""
-    values: tuple[torch.Tensor, ...] = module.portable(**inputs.keywords())
+    """The module's chunked form in plain torch on the GPU, in float64; verification compares it with a token loop."""
+    runtime = importlib.import_module("._runtime", module.__package__)
+    runs_kernels, runtime.runs_kernels = runtime.runs_kernels, lambda x: False
+    try:
+        values: tuple[torch.Tensor, ...] = module.forward(**inputs.keywords())
+    finally:
+        runtime.runs_kernels = runs_kernels
     return values
 
 
@@ -259,8 +264,8 @@ def measured(layer: Layer, shape: str, calls: dict[str, Call], rounds: int) -> I
 
 
 def own(module: ModuleType, **config: int | str) -> Call:
-    """Our forward, with fields of its Config."""
-    chosen = {"config": module.Config(**config)} if config else {}
+    """Our forward, with some fields of its default Config for bf16 changed."""
+    chosen = {"config": replace(module.CONFIGS[torch.bfloat16], **config)} if config else {}
     return lambda inputs: module.forward(**inputs.keywords(), **chosen)
 
 

@@ -112,7 +112,8 @@ def dtype_of(layer: Layer, tensor: Tensor, case: Case) -> torch.dtype:
 
 def leaders(layer: Layer) -> frozenset[str]:
     """The inputs whose dtype other inputs or outputs have: theirs is the dtype of a call."""
-    return frozenset(x.like for x in (*layer.inputs, *layer.outputs) if x.like)
+    likes = [t.like for t in layer.inputs] + [o.like for o in layer.outputs]
+    return frozenset(name for name in likes if name)
 
 
 def takes(layer: Layer, dtype: Dtype) -> bool:

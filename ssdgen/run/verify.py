@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -81,15 +83,23 @@ def run_trial(gate: Gate, plan: Plan, module: ModuleType, trial: Trial) -> list[
     layer = plan.form.recurrence.layer
     device = "cuda" if gate == "hardware" else "cpu"
     inputs = draw(layer, trial.case, device)
-    config = {"config": module.Config(**trial.config)} if trial.config else {}
     try:
+        config = configured(plan, module, inputs, trial.config)
         with poisoned_memory(), emulated(module) if gate == "emulation" else nullcontext():
-            values = module.forward(**inputs.keywords(), **config)
+            values = module.forward(**inputs.keywords(), config=config)
     except (EmulationError, ValueError, TypeError, RuntimeError) as error:
         return [Check(trial.name, gate, float("inf"), 0.0, passed=False, note=f"{type(error).__name__}: {error}")]
     names = [o.name for o in layer.outputs] + [s.name for s in layer.states]
     got = dict(zip(names, values if isinstance(values, tuple) else (values,), strict=True))
     return compare(gate, trial.name, got, expected(gate, plan, inputs, trial))
+
+
+def configured(plan: Plan, module: ModuleType, inputs: Inputs, changes: Mapping[str, int | str]) -> Any:
+    """The module's default Config for the dtype of `inputs` with `changes`; None if there are none."""
+    if not changes:
+        return None
+    default = module.CONFIGS.get(inputs.tensors[plan.leader].dtype)
+    return module.Config(**changes) if default is None else replace(default, **changes)
 
 
 def emulated(module: ModuleType) -> AbstractContextManager[None]:

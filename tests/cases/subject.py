@@ -19,7 +19,7 @@ from ssdgen.plan import plan as plan_of
 from ssdgen.run.cases import Trial
 from ssdgen.run.checks import poisoned_memory
 from ssdgen.run.inputs import Case, Inputs
-from ssdgen.run.verify import emulated, run_trial
+from ssdgen.run.verify import configured, emulated, run_trial
 from ssdgen.spec import load_source, read_layer
 
 BOTH: tuple[Gate, ...] = ("portable", "emulation")
@@ -46,9 +46,9 @@ class Subject:
 
     def call(self, gate: Gate, inputs: Inputs, **config: int | str) -> tuple[torch.Tensor, ...]:
         """The outputs and final states of one call."""
-        chosen = {"config": self.module.Config(**config)} if config else {}
+        chosen = configured(self.plan, self.module, inputs, config)
         with poisoned_memory(), emulated(self.module) if gate == "emulation" else nullcontext():
-            values: tuple[torch.Tensor, ...] = self.module.forward(**inputs.keywords(), **chosen)
+            values: tuple[torch.Tensor, ...] = self.module.forward(**{"config": chosen, **inputs.keywords()})
         return values
 
 
