@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -65,12 +66,13 @@ def main() -> int:
     shapes = QUICK_SHAPES if options.quick else SHAPES
     numbers = [",".join(map(str, shape)) for shape in shapes]
     run.record_machine()
-    run.together("warm", [("warm", kind, shape) for kind in (*SPECS, "tilegym", "mamba_ssm") for shape in numbers], 14)
-    run.together("verify", [("verify", spec, shape) for shape in reversed(numbers) for spec in SPECS], 3)
-    run.together("time", [("time", "mamba2", *numbers)], 1)
-    run.together("time", [("time", spec, *numbers) for spec in SPECS[1:]], 1)
-    run.together("memcheck", [("memcheck", spec) for spec in SPECS], 5)
-    run.together("sweep", [("sweep", "mamba2", number) for number in numbers[:1]], 1)
+    kinds = (*SPECS, "tilegym", "mamba_ssm")
+    run.together("warm", [("warm", kind, shape) for kind in kinds for shape in numbers], 14, until=0.42)
+    run.together("time", [("time", "mamba2", *numbers)], 1, until=0.6)
+    run.together("verify", [("verify", spec, shape) for shape in reversed(numbers) for spec in SPECS], 3, until=0.8)
+    run.together("memcheck", [("memcheck", spec) for spec in SPECS], 5, until=0.92)
+    run.together("time", [("time", spec, *numbers) for spec in SPECS[1:]], 1, until=0.97)
+    run.together("sweep", [("sweep", "mamba2", numbers[0])], 1, until=1.0)
     print((options.out / "table.txt").read_text())
     return 1 if run.results["problems"] else 0
 
@@ -80,32 +82,31 @@ class Run:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.start = time.monotonic()
+        self.start = self.end = time.monotonic()
         self.results: dict[str, Any] = {
             "machine": {}, "seconds": {}, "verify": [], "time": [], "sweep": [], "memcheck": [], "problems": []
         }  # fmt: skip
 
     def left(self) -> float:
-        """Seconds until the limit."""
-        return float(self.options.seconds) - (time.monotonic() - self.start)
+        """Seconds that this step's kind may still take."""
+        return self.end - time.monotonic()
 
     def record_machine(self) -> None:
         """The device, the driver and the versions."""
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
+        query = "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader"
+        versions = "import torch, cuda.tile; print('torch', torch.__version__, 'cuda-tile', cuda.tile.__version__)"
         self.results["machine"] = {
-            "gpu": done.stdout.strip(),
-            "commit": commit.stdout.strip(),
+            "gpu": output_of(query.split()),
+            "versions": output_of([sys.executable, "-c", versions]),
+            "commit": output_of(["git", "-C", str(ROOT), "rev-parse", "HEAD"]),
             "date": time.strftime("%Y-%m-%d"),
             "command": " ".join(sys.argv),
         }
         self.save()
 
-    def together(self, name: str, steps: list[tuple[str, ...]], workers: int) -> None:
-        """Run `steps`, at most `workers` at a time, and two fewer than there are cores."""
+    def together(self, name: str, steps: list[tuple[str, ...]], workers: int, until: float) -> None:
+        """Run `steps`, at most `workers` at a time and two fewer than there are cores, `until` a share of all the time."""
+        self.end = self.start + until * float(self.options.seconds)
         begun = time.monotonic()
         with ThreadPoolExecutor(min(workers, max(1, (os.cpu_count() or 1) - 2))) as pool:
             list(pool.map(self.step, steps))
@@ -132,21 +133,16 @@ class Run:
             command += [str(HERE.with_name("ragged_once.py")), step[1]]
             environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
         begun = time.monotonic()
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=self.left(), check=False
-            )
-        except subprocess.TimeoutExpired:
-            self.problem(step, "ended: the time is up")
-            return
-        rows = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("ROW ")]
+        code, output = finished(command, environment, self.left())
+        rows = [json.loads(line[4:]) for line in output.splitlines() if line.startswith("ROW ")]
         if step[0] == "memcheck":
-            lines = [line for line in done.stdout.splitlines() if "error" in line.lower()]
-            rows = [{"spec": step[1], "clean": done.returncode == 0, "output": lines[-6:]}]
+            lines = [line for line in output.splitlines() if "error" in line.lower()]
+            rows = [{"spec": step[1], "clean": code == 0, "output": lines[-6:]}]
         if step[0] in self.results:
             self.results[step[0]] += rows
-        if done.returncode:
-            self.problem(step, f"exit {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")
+        if code:
+            what = "ended: its time was up" if code == LATE else f"exit {code}"
+            self.problem(step, f"{what}: {output[-1500:]}")
         for row in rows:
             if row.get("passed") is False:
                 self.problem(step, f"wrong: {row}")
@@ -162,6 +158,36 @@ class Run:
         """Write what there is."""
         (self.options.out / "results.json").write_text(json.dumps(self.results, indent=1))
         (self.options.out / "table.txt").write_text(table(self.results))
+
+
+LATE = 124
+
+
+def finished(command: list[str], environment: dict[str, str], seconds: float) -> tuple[int, str]:
+    """The exit code and all output of `command`; LATE and what it printed until then if it takes longer."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=seconds)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the sanitizer has a child
+        return LATE, process.communicate()[0]
+
+
+def output_of(command: list[str]) -> str:
+    """What `command` prints; empty if it is not there or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def table(results: dict[str, Any]) -> str:

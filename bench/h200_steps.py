@@ -129,7 +129,7 @@ def row(name: str, shape: str, value: str, against: str, error: float) -> Row:
 
 def portable(module: ModuleType, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     """The module's chunked form in plain torch on the GPU, in float64; verification compares it with a token loop."""
-    runtime = importlib.import_module("._runtime", module.__package__)
+    runtime: Any = importlib.import_module("._runtime", module.__package__)
     runs_kernels, runtime.runs_kernels = runtime.runs_kernels, lambda x: False
     try:
         values: tuple[torch.Tensor, ...] = module.forward(**inputs.keywords())
@@ -204,12 +204,12 @@ class Graph:
 
     def microseconds(self) -> float:
         """The time of one replay, for one set."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         self.graph.replay()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) * 1000 / self.sets
+        return float(begin.elapsed_time(end)) * 1000 / self.sets
 
 
 def capture(call: Call, sets: list[Inputs]) -> Graph:
@@ -217,7 +217,7 @@ def capture(call: Call, sets: list[Inputs]) -> Graph:
     for inputs in sets:
         call(inputs)
     torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         call(sets[0])
