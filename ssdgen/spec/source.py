@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from pathlib import Path
 
 from ssdgen.diagnostics import NOWHERE, Diagnostic, Source, SpecError
@@ -22,9 +23,9 @@ def load_source(path_or_name: str) -> Source:
     Anything that ends in `.ssd` or contains a slash is a path. Raises SpecError for what cannot be read as a spec: no such
     file or name, a directory, more than 1 MB, not UTF-8, control characters.
     """
-    path = Path(path_or_name)
+    path = Path(path_or_name)  # asked by os.path, which answers False for names that no file can have
     shown = path_or_name
-    is_path = path.suffix == ".ssd" or len(path.parts) > 1 or path.exists()
+    is_path = path.suffix == ".ssd" or len(path.parts) > 1 or os.path.exists(path)
     if path_or_name in builtin_specs():
         path = resource_dir("specs") / f"{path_or_name}.ssd"
         shown = path.name
@@ -32,7 +33,7 @@ def load_source(path_or_name: str) -> Source:
         known = builtin_specs()
         hint = closest(path_or_name, known, f"the built-in specs are {', '.join(known)}; a file is given by its path")
         raise _refused(shown, "E006", f"no built-in spec is called `{path_or_name}`, and no file", hint)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise _refused(shown, "E002", "this is a directory", "give the path of a spec in it")
     try:
         with path.open("rb") as file:
