@@ -39,8 +39,7 @@ class Grid(DispatchMode):  # type: ignore[misc]
 
     def enter(self, number: int) -> None:
         """Make block `number` the running one."""
-        x, y, _ = self.shape
-        self.block = (number % x, number // x % y, number // (x * y))
+        self.block = self.index_of(number)
         self.number = number
         self.poisoned = False
 

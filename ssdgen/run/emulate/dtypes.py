@@ -166,8 +166,8 @@ def convert(data: torch.Tensor, source: DType, target: DType) -> torch.Tensor:
 def _to_tf32(data: torch.Tensor) -> torch.Tensor:
     """float32 rounded to TF32's 10 bits of mantissa, ties to even; infinities and NaN stay."""
     bits = data.contiguous().view(torch.int32)
-    bits = (bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF
-    return torch.where(torch.isnan(data), data, bits.view(torch.float32))
+    rounded = ((bits >> 13) & 1).add_(0xFFF).add_(bits).bitwise_and_(~0x1FFF)
+    return torch.where(torch.isnan(data), data, rounded.view(torch.float32))
 
 
 _POISON_BITS = 0x5EADBEEF5EADBEEF

@@ -22,6 +22,7 @@ from ssdgen.run.emulate.dtypes import (
     DType,
     check_range,
     common_dtype,
+    constant,
     is_arithmetic,
     is_boolean,
     is_float,
@@ -87,8 +88,9 @@ def arithmetic(name: str, x: Operand, y: Operand) -> Any:
     for dtype in (tx, ty):
         if not isinstance(dtype, type) and not is_arithmetic(dtype):
             raise Fault(f"{name}: {dtype.name} is not arithmetic; cast with .astype first")
-    if name == "pow" and is_integral(operand_type(as_tile(y, "pow"))) and not isinstance(tx, type) and is_float(tx):
-        return Tile(torch.pow(tensor(x, tx), tensor(y, ct.float32).to(tensor(x, tx).dtype)), tx)
+    if name == "pow" and is_integral(as_tile(y, name).dtype) and is_float(as_tile(x, name).dtype):
+        base = as_tile(x, name)  # an integer exponent does not promote its base
+        return Tile(broadcast(torch.pow, base.data, operand(y, base.dtype)), base.dtype)
     dtype = common_dtype(tx, ty, name == "truediv")
     if is_boolean(dtype):
         raise Fault(f"{name} does not take two booleans; cast one to an integer, or use `&` and `|`")
@@ -118,7 +120,7 @@ def broadcast(function: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor
 def _integer(name: str, x: Operand, y: Operand, dtype: DType) -> Tile:
     if name not in _INTEGERS:
         raise Fault(f"{name} of two integers is not supported by cuTile; cast one to a float")
-    scalars = [v.value if isinstance(v, Scalar) else v for v in (x, y)]
+    scalars = [_python(v, dtype) for v in (x, y)]
     if not any(isinstance(v, Tile) for v in scalars):
         if name in ("floordiv", "mod") and scalars[1] == 0:
             raise Fault("integer division by zero")
@@ -129,6 +131,11 @@ def _integer(name: str, x: Operand, y: Operand, dtype: DType) -> Tile:
     if name in ("floordiv", "mod") and bool((b == 0).any()):
         raise Fault("integer division by zero")
     return exact(broadcast(_INTEGERS[name], a, b), dtype)
+
+
+def _python(x: Operand, dtype: DType) -> Any:
+    """A scalar or a constant as a python value; any other tile as it is."""
+    return x.value if isinstance(x, Scalar) else x if isinstance(x, Tile) else constant(x, dtype)
 
 
 def exact(wide: torch.Tensor, dtype: DType) -> Tile:
@@ -206,7 +213,7 @@ def _comparison(name: str, compare: Callable[[Any, Any], Any]) -> Callable[..., 
         if ct.tfloat32 in (tx, ty):
             raise Fault("tfloat32 is not arithmetic; compare before the cast")
         dtype = common_dtype(tx, ty)
-        scalars = [v.value if isinstance(v, Scalar) else v for v in (x, y)]
+        scalars = [_python(v, dtype) for v in (x, y)]
         if is_integral(dtype) and not any(isinstance(v, Tile) for v in scalars):
             return Scalar(compare(*scalars), ct.bool_)
         return Tile(broadcast(compare, operand(x, dtype), operand(y, dtype)), ct.bool_)
@@ -236,7 +243,7 @@ def _bitwise(name: str, combine: Callable[[Any, Any], Any]) -> Callable[..., Any
         if tx != ty and not isinstance(tx, type) and not isinstance(ty, type):
             raise Fault(f"bitwise operands must have the same dtype, got {tx.name} and {ty.name}")
         dtype = common_dtype(tx, ty)
-        scalars = [v.value if isinstance(v, Scalar) else v for v in (x, y)]
+        scalars = [_python(v, dtype) for v in (x, y)]
         if not any(isinstance(v, Tile) for v in scalars):
             value = combine(*scalars)
             if is_integral(dtype):

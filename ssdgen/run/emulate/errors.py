@@ -48,4 +48,4 @@ def blame(raised: BaseException, body: CodeType) -> tuple[str, int]:
     return path, line
 
 
-_LIBRARIES = tuple(f"{Path(str(file)).resolve().parent}/" for file in (__file__, ct.__file__, torch.__file__))
+_LIBRARIES = tuple(f"{Path(str(file)).parent}/" for file in (__file__, ct.__file__, torch.__file__))
