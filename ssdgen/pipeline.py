@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ssdgen.build.compile import Progress
     from ssdgen.derive import Proof
+    from ssdgen.emit import ModuleSource
+    from ssdgen.ir.build import Build
     from ssdgen.ir.chunkform import ChunkForm
     from ssdgen.ir.layer import Layer
     from ssdgen.ir.plan import Plan
+    from ssdgen.ir.report import Check, Gate, Report
+    from ssdgen.run.inputs import Dtype
 
 
 def built_ins() -> tuple[str, ...]:
@@ -34,10 +41,61 @@ def derive(spec: str) -> tuple[ChunkForm, Proof]:
     return form, prove(form)
 
 
-def plan(spec: str, settings: Mapping[str, str]) -> Plan:
-    """The kernels that compute it, at the point of its schedule that `settings` move away from the default."""
+def plan(form: ChunkForm, settings: Mapping[str, str]) -> Plan:
+    """The kernels that compute `form`, at the point of its schedule that `settings` move to from the default."""
     from ssdgen.plan import plan as plan_of
     from ssdgen.plan.settings import configure
 
-    form, _ = derive(spec)
     return plan_of(form, configure(form, settings))
+
+
+def emit(planned: Plan) -> ModuleSource:
+    """The module of a plan; of one without kernels, the portable form alone."""
+    from ssdgen.emit import emit as emit_module
+
+    return emit_module(planned, portable_only=bool(planned.refused))
+
+
+def package(modules: Iterable[ModuleSource]) -> dict[str, str]:
+    """The files of a package of modules, by name."""
+    from ssdgen.emit.package import package as package_of
+
+    return package_of(modules)
+
+
+def load(module: ModuleSource) -> ModuleType:
+    """The module, imported from a folder of its own."""
+    from ssdgen.run.load import load as load_module
+
+    return load_module(module.name, package([module]))
+
+
+def build(
+    planned: Plan,
+    module: ModuleType,
+    architectures: Iterable[str],
+    dtypes: Iterable[Dtype],
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Build:
+    """Every kernel that `module`, emitted from `planned`, launches for aligned inputs, compiled ahead of time."""
+    from ssdgen.build.compile import build as build_all
+    from ssdgen.run.launches import compile_requests
+
+    return build_all(compile_requests(planned, module, architectures, dtypes), jobs, progress)
+
+
+def has_cuda() -> bool:
+    """Whether torch has a CUDA device here."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def verify(
+    proof: Proof, planned: Plan, module: ModuleType, gates: Collection[Gate], on_check: Callable[[Check], None]
+) -> Report:
+    """Whether `module`, emitted from `planned`, computes what the spec says, by every gate asked for."""
+    from ssdgen.run.gates import every_gate
+
+    return every_gate(proof, planned, module, gates, on_check)

@@ -1,4 +1,4 @@
-"""The commands. Each asks the pipeline for one stage and prints it."""
+"""The commands that need neither torch nor the compiler: check, derive, plan, generate."""
 
 from __future__ import annotations
 
@@ -7,52 +7,23 @@ from typing import Annotated
 
 import typer
 
-from ssdgen import __version__, pipeline
-from ssdgen.cli.options import settings
+from ssdgen import pipeline
+from ssdgen.cli.app import app
+from ssdgen.cli.options import Config, Debug, Json, Spec, settings
 from ssdgen.cli.output import progress, say, show, show_json
-from ssdgen.cli.start import start
+from ssdgen.diagnostics import UserError
 from ssdgen.files import differing, write_all
-from ssdgen.plan.describe import describe
-
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done, 1 your mistake or a check that failed, 2 a bug of ours.",
-)
-
-Spec = Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a built-in one.")]
-Config = Annotated[list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A knob of the schedule.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for a program.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the details of a bug here instead of in a file.")]
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        show(f"ssdgen {__version__}")
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def ssdgen(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
-) -> None:
-    """From the equations of a linear recurrence to verified GPU kernels."""
-    if context.invoked_subcommand is None:
-        show(context.get_help())
 
 
 @app.command()
 def check(spec: Spec, json: Json = False, debug: Debug = False) -> None:
-    """Read a spec and print the layer it describes, or everything that is wrong with it."""
+    """Read a spec: the layer it describes, or all its mistakes."""
     _print(pipeline.read(spec), json)
 
 
 @app.command()
 def derive(spec: Spec, json: Json = False, debug: Debug = False) -> None:
-    """Derive the chunked form of a spec and prove it."""
+    """Derive the chunked form of a spec, and prove it."""
     form, proof = pipeline.derive(spec)
     if json:
         show_json({"form": form, "proof": proof})
@@ -62,11 +33,14 @@ def derive(spec: Spec, json: Json = False, debug: Debug = False) -> None:
 
 @app.command()
 def plan(spec: Spec, config: Config = None, json: Json = False, debug: Debug = False) -> None:
-    """Print the kernels that compute a spec: what each loads, multiplies and stores."""
-    planned = pipeline.plan(spec, settings(config))
+    """Print what the kernels of a spec load, multiply and store."""
+    form, _ = pipeline.derive(spec)
+    planned = pipeline.plan(form, settings(config))
     if json:
         show_json(planned)
     else:
+        from ssdgen.plan.describe import describe
+
         show(describe(planned))
 
 
@@ -79,13 +53,20 @@ def generate(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write the modules of specs as a package that imports without ssdgen."""
-    files: dict[str, str] = {}
+    """Write a package of modules that needs no ssdgen."""
+    knobs = settings(config)
+    modules = []
+    chosen = specs or pipeline.built_ins()
     with progress("generate") as step:
-        chosen = specs or pipeline.built_ins()
         for i, spec in enumerate(chosen):
             step(i, len(chosen), spec)
-            files |= pipeline.emit(spec, settings(config)).files
+            form, _ = pipeline.derive(spec)
+            planned = pipeline.plan(form, knobs)
+            if not planned.refused:
+                modules.append(pipeline.emit(planned))
+            elif specs:
+                raise UserError(f"{spec} has no kernels yet: {planned.refused}", f"ssdgen verify {spec}")
+    files = pipeline.package(modules)
     if check:
         stale = differing(out, files)
         if json:
@@ -101,21 +82,6 @@ def generate(
         show_json({"folder": str(out), "files": sorted(files), "written": written})
     else:
         show("\n".join(f"{'wrote' if name in written else 'as it was'}  {out / name}" for name in sorted(files)))
-
-
-@app.command()
-def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The layer's name; the file is NAME.ssd.")],
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Write a commented spec to start from; it verifies as it is."""
-    path = start(name, Path(), force)
-    if json:
-        show_json({"file": str(path)})
-    else:
-        show(f"wrote {path}; next: ssdgen verify {path}")
 
 
 def _print(stage: object, json: bool) -> None:

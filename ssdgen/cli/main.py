@@ -19,7 +19,8 @@ import typer
 from typer.main import get_command
 
 from ssdgen import __version__
-from ssdgen.cli.commands import app
+from ssdgen.cli import commands, hardware, start  # noqa: F401  (they register their commands, in this order)
+from ssdgen.cli.app import app
 from ssdgen.cli.output import OutputClosed, close_quietly, diagnostics_data, say, show_json
 from ssdgen.diagnostics import SpecError, UserError
 

@@ -1,10 +1,20 @@
-"""What several commands' options mean."""
+"""The options that several commands have, and what their values mean."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated, TypeVar
+
+import typer
 
 from ssdgen.diagnostics import UserError
+
+W = TypeVar("W", bound=str)
+
+Spec = Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a built-in one.")]
+Config = Annotated[list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A knob of the schedule.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for a program.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the details of a bug here instead of in a file.")]
 
 
 def settings(config: Iterable[str] | None) -> dict[str, str]:
@@ -20,11 +30,13 @@ def settings(config: Iterable[str] | None) -> dict[str, str]:
     return pairs
 
 
-def several(text: str, allowed: Iterable[str], option: str) -> tuple[str, ...]:
-    """The comma-separated words of an option, each once, all of them among `allowed`; UserError otherwise."""
-    known = tuple(allowed)
-    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    for word in words or ("nothing",):
+def several(text: str, allowed: Iterable[W], option: str, most: int | None = None) -> tuple[W, ...]:
+    """The comma-separated words of an option, each once, at most `most`, all among `allowed`; UserError otherwise."""
+    known = {str(word): word for word in allowed}
+    words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for word in words or ["nothing"]:
         if word not in known:
             raise UserError(f"{option} knows no `{word}`", f"some of {', '.join(known)}, separated by commas")
-    return words
+    if most is not None and len(words) > most:
+        raise UserError(f"{option} takes one of {', '.join(known)}, not {len(words)} of them")
+    return tuple(known[word] for word in words)

@@ -16,6 +16,7 @@ from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from ssdgen.diagnostics import Source, Span, SpecError
@@ -28,6 +29,9 @@ ERROR_STYLES = {
     r"(?m)^  hint:": "cyan",
 }
 REPORT_STYLES = {r"(?m)^  ok\b": "green", r"(?m)^  skip\b": "yellow", r"(?m)^  FAIL\b.*$": "red"}
+
+
+TABLE_WIDTH = 160
 
 
 class OutputClosed(Exception):
@@ -45,6 +49,14 @@ def show(text: str, styles: Mapping[str, str] | None = None) -> None:
 def show_json(value: object) -> None:
     """Print `value` as JSON to standard output."""
     show(json.dumps(as_data(value), indent=2, ensure_ascii=False))
+
+
+def show_table(table: Table) -> None:
+    """Print a table to standard output, as wide as the terminal, or as it needs off one."""
+    console = Console(file=sys.stdout, highlight=False)
+    with console.capture() as capture:
+        console.print(table) if console.is_terminal else console.print(table, width=TABLE_WIDTH)
+    show(capture.get().rstrip("\n"))
 
 
 def say(text: str) -> None:
@@ -120,10 +132,10 @@ class Steps:
 
     def __init__(self, progress: Progress, title: str) -> None:
         self._progress = progress
-        self._task = progress.add_task(title, total=None)
+        self._task = progress.add_task(title, total=None, what="")
 
-    def __call__(self, done: int, total: int, what: str = "") -> None:
-        """`done` of `total` steps are done; `what` is the one just done or under way."""
+    def __call__(self, done: int, total: int | None, what: str = "") -> None:
+        """`done` of `total` steps (None if unknown) are done; `what` is the one just done or under way."""
         self._progress.update(self._task, completed=done, total=total, what=what)
 
 

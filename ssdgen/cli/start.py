@@ -5,7 +5,13 @@ from __future__ import annotations
 import keyword
 import re
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from ssdgen.cli.app import app
+from ssdgen.cli.options import Debug, Json
+from ssdgen.cli.output import show, show_json
 from ssdgen.diagnostics import UserError
 from ssdgen.files import write
 
@@ -37,3 +43,18 @@ def check_name(name: str) -> None:
     raise UserError(
         f"`{name}` cannot name a layer: small letters, digits and _, from a letter, {LONGEST} at most", hint
     )
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The layer's name; the file is NAME.ssd.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write a commented spec to start from."""
+    path = start(name, Path(), force)
+    if json:
+        show_json({"file": str(path)})
+    else:
+        show(f"wrote {path}; next: ssdgen verify {path}")

@@ -1,0 +1,77 @@
+"""What an emitted module launches, as requests to compile: its own host code runs, and its launches are written down."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ssdgen.ir.build import Argument, CompileRequest, ConstantArg, Element, ScalarArg, array_arg
+from ssdgen.ir.layer import Layer
+from ssdgen.ir.plan import Parameter, Plan
+from ssdgen.run.inputs import Case, Dtype, draw, takes
+
+ELEMENTS: dict[torch.dtype, Element] = {
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float32: "f32",
+    torch.int32: "i32",
+}
+UNDECLARED_SIZE = 64
+
+
+def compile_requests(
+    plan: Plan, module: ModuleType, architectures: Iterable[str], dtypes: Iterable[Dtype]
+) -> tuple[CompileRequest, ...]:
+    """Every kernel that `module`, emitted from `plan`, launches for aligned inputs of `dtypes`, once an architecture.
+
+    Shapes are those of the class that is used most: the declared sizes, a multiple of 16 tokens, one group; every optional
+    input once present and once absent. A dtype that the layer does not take gives nothing.
+    """
+    layer = plan.form.recurrence.layer
+    found: dict[tuple[str, tuple[Argument, ...], tuple[tuple[str, int], ...]], CompileRequest] = {}
+    for dtype in dtypes:
+        if not takes(layer, dtype):
+            continue
+        for present, _ in plan.variants:
+            for request in _launched(plan, module, dtype, present):
+                found.setdefault((request.kernel, request.signature, request.hints), request)
+    return tuple(replace(request, arch=arch) for arch in architectures for request in found.values())
+
+
+def _launched(plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...]) -> list[CompileRequest]:
+    layer = plan.form.recurrence.layer
+    parameters = {k.name: k.parameters for k in plan.kernels}
+    absent = frozenset(t.name for t in layer.inputs if t.optional) - set(present)
+    inputs = draw(layer, Case(_aligned(layer, 2 * plan.config.chunk), dtype, absent=absent))
+    label = " ".join([dtype, *(f"with {name}" for name in present)])
+    requests: list[CompileRequest] = []
+
+    def note(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        name = kernel._pyfunc.__name__
+        signature = tuple(_argument(p, a) for p, a in zip(parameters[name], arguments, strict=True))
+        occupancy = kernel._compiler_options.occupancy
+        hints = () if occupancy is None else (("occupancy", int(occupancy)),)
+        requests.append(CompileRequest(str(module.__file__), name, signature, arch="", hints=hints, label=label))
+
+    runtime = importlib.import_module("._runtime", module.__package__)
+    with runtime.launcher(note):
+        module.forward(**inputs.keywords())
+    return requests
+
+
+def _aligned(layer: Layer, tokens: int) -> dict[str, int]:
+    channels = {a.name: a.size or UNDECLARED_SIZE for a in layer.axes}
+    return channels | {layer.batch: 2, layer.time: tokens, layer.head: 8} | {g.axis: 1 for g in layer.groups}
+
+
+def _argument(parameter: Parameter, value: Any) -> Argument:
+    if parameter.is_array:
+        return array_arg(parameter.name, ELEMENTS[value.dtype], tuple(value.shape), value.stride())
+    if parameter.role == "constant":
+        return ConstantArg(parameter.name, value)
+    return ScalarArg(parameter.name, "f32")
