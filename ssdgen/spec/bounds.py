@@ -65,7 +65,8 @@ def _ends(i: Interval) -> tuple[End, End]:
 def _interval(low: End, high: End) -> Interval:
     if math.isnan(low[0]) or math.isnan(high[0]) or low[0] == INFINITY or high[0] == -INFINITY:
         return ANY
-    return Interval(low[0], high[0], low[1] or low[0] == -INFINITY, high[1] or high[0] == INFINITY)
+    zero = 0.0  # makes -0.0 a 0.0
+    return Interval(low[0] + zero, high[0] + zero, low[1] or low[0] == -INFINITY, high[1] or high[0] == INFINITY)
 
 
 def _widened(ends: tuple[End, End], point: float) -> tuple[End, End]:

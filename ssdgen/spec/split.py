@@ -79,7 +79,8 @@ def split(source: Source, problems: Problems) -> tuple[tuple[Word, ...], tuple[S
     Reports what can be seen without a grammar: illegal characters, brackets and titles that do not end, statements outside
     a block, tabs in an indentation.
     """
-    scanned = [_scan(i, raw, problems) for i, raw in enumerate(source.text.splitlines(), start=1)]
+    numbered = enumerate(source.text.splitlines(), start=1)
+    scanned = [_scan(i, raw, problems) for i, raw in numbered if raw and not raw.isspace()]
     lines = [line for line in scanned if line.text]
     headings: list[Word] = []
     statements: list[Statement] = []
