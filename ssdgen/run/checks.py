@@ -80,3 +80,14 @@ def poisoned_memory() -> Iterator[None]:
     finally:
         memory.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
         torch.use_deterministic_algorithms(on, warn_only=warn)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within, torch computes on one thread: for thousands of operations on small tensors that is many times faster."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -20,7 +20,7 @@ from ssdgen.derive import ProofError, prove
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Check, Gate, Report
 from ssdgen.run.cases import Trial, kernel_trials, portable_trials
-from ssdgen.run.checks import Expected, bound, compare, poisoned_memory
+from ssdgen.run.checks import Expected, bound, compare, one_thread, poisoned_memory
 from ssdgen.run.emulate import EmulationError, launch
 from ssdgen.run.inputs import DTYPES, Inputs, draw
 from ssdgen.run.peers import peer_checks
@@ -81,17 +81,18 @@ def _proof(plan: Plan) -> Check:
 def run_trial(gate: Gate, plan: Plan, module: ModuleType, trial: Trial) -> list[Check]:
     """The checks of one call: through the portable path, the emulator or CUDA, whichever `gate` says."""
     layer = plan.form.recurrence.layer
-    device = "cuda" if gate == "hardware" else "cpu"
-    inputs = draw(layer, trial.case, device)
-    try:
-        config = configured(plan, module, inputs, trial.config)
-        with poisoned_memory(), emulated(module) if gate == "emulation" else nullcontext():
-            values = module.forward(**inputs.keywords(), config=config)
-    except (EmulationError, ValueError, TypeError, RuntimeError) as error:
-        return [Check(trial.name, gate, float("inf"), 0.0, passed=False, note=f"{type(error).__name__}: {error}")]
+    inputs = draw(layer, trial.case, "cuda" if gate == "hardware" else "cpu")
     names = [o.name for o in layer.outputs] + [s.name for s in layer.states]
-    got = dict(zip(names, values if isinstance(values, tuple) else (values,), strict=True))
-    return compare(gate, trial.name, got, expected(gate, plan, inputs, trial))
+    with one_thread():
+        try:
+            config = configured(plan, module, inputs, trial.config)
+            with poisoned_memory(), emulated(module) if gate == "emulation" else nullcontext():
+                values = module.forward(**inputs.keywords(), config=config)
+        except (EmulationError, ValueError, TypeError, RuntimeError) as error:
+            note = " ".join(f"{type(error).__name__}: {error}".split())
+            return [Check(trial.name, gate, float("inf"), 0.0, passed=False, note=note)]
+        got = dict(zip(names, values, strict=True))
+        return compare(gate, trial.name, got, expected(gate, plan, inputs, trial))
 
 
 def configured(plan: Plan, module: ModuleType, inputs: Inputs, changes: Mapping[str, int | str]) -> Any:

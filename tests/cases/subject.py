@@ -1,9 +1,8 @@
-"""A spec with its plan and its committed module, and calls of it through the portable path or the emulator."""
+"""A spec with its plan and its emitted module, and calls of it through the portable path or the emulator."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,13 +11,15 @@ from types import ModuleType
 import torch
 
 from ssdgen.derive import chunk_form, recurrence
+from ssdgen.emit import emit
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Gate
 from ssdgen.plan import plan as plan_of
 from ssdgen.run.cases import Trial
-from ssdgen.run.checks import poisoned_memory
+from ssdgen.run.checks import one_thread, poisoned_memory
 from ssdgen.run.inputs import Case, Inputs
+from ssdgen.run.load import load
 from ssdgen.run.verify import configured, emulated, run_trial
 from ssdgen.spec import load_source, read_layer
 
@@ -47,7 +48,7 @@ class Subject:
     def call(self, gate: Gate, inputs: Inputs, **config: int | str) -> tuple[torch.Tensor, ...]:
         """The outputs and final states of one call."""
         chosen = configured(self.plan, self.module, inputs, config)
-        with poisoned_memory(), emulated(self.module) if gate == "emulation" else nullcontext():
+        with one_thread(), poisoned_memory(), emulated(self.module) if gate == "emulation" else nullcontext():
             values: tuple[torch.Tensor, ...] = self.module.forward(**{"config": chosen, **inputs.keywords()})
         return values
 
@@ -56,7 +57,9 @@ class Subject:
 def subject(name: str) -> Subject:
     """The built-in spec called `name`."""
     form = chunk_form(recurrence(read_layer(load_source(name))))
-    return Subject(plan_of(form), importlib.import_module(f"generated.{name}"))
+    plan = plan_of(form)
+    source = emit(plan)
+    return Subject(plan, load(source.name, source.files))
 
 
 EXACT = {"scores": "tf32x3", "carried": "tf32x3", "intra": "tf32x3", "state": "tf32x3"}

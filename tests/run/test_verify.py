@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import functools
 import json
 import math
 from types import ModuleType
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ssdgen.derive import chunk_form, recurrence
+from ssdgen.emit import emit
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Check, Report, to_json
@@ -20,6 +21,7 @@ from ssdgen.plan import plan as plan_of
 from ssdgen.run.cases import Trial, can_be_absent, combinations, kernel_trials, portable_trials, sizes_for
 from ssdgen.run.checks import BOUNDS, Expected, bound, compare, poisoned_memory, relative_error
 from ssdgen.run.inputs import Case, draw, may_be_zero
+from ssdgen.run.load import load
 from ssdgen.run.peers import peer_checks
 from ssdgen.run.verify import run_trial, verify
 from ssdgen.spec import builtin_specs, load_source, read_layer
@@ -28,8 +30,12 @@ LAYERS = {name: read_layer(load_source(name)) for name in builtin_specs()}
 WITH_KERNELS = ("mamba2", "retnet", "linear_attention", "simple_gla", "mlstm")
 
 
+@functools.cache
 def built(name: str) -> tuple[Plan, ModuleType]:
-    return plan_of(chunk_form(recurrence(LAYERS[name]))), importlib.import_module(f"generated.{name}")
+    """A spec's plan and its module, freshly emitted; of one without kernels, the portable path alone."""
+    plan = plan_of(chunk_form(recurrence(LAYERS[name])))
+    source = emit(plan, portable_only=name not in WITH_KERNELS)
+    return plan, load(source.name, source.files)
 
 
 # The gates, over the specs.
@@ -62,7 +68,7 @@ def test_no_kernels_yet(name: str) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_peers(name: str) -> None:
     """What others wrote for the same layer computes the same."""
-    checks = peer_checks(LAYERS[name], importlib.import_module(f"generated.{name}").forward)
+    checks = peer_checks(LAYERS[name], built(name)[1].forward)
     assert all(c.passed or c.skipped for c in checks), str(Report(name, tuple(checks)))
 
 
@@ -81,7 +87,7 @@ class Broken:
     """A module whose forward returns something else than the real one's."""
 
     def __init__(self, module: ModuleType, spoil: Any) -> None:
-        self.Config = module.Config
+        self.Config, self.CONFIGS = module.Config, module.CONFIGS
         self.__package__ = module.__package__
         self._forward, self._spoil = module.forward, spoil
 
