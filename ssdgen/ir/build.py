@@ -11,6 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+ARCHITECTURES = tuple(f"sm_{n}" for n in (80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121))
+"""Every GPU architecture that cuTile 1.7 compiles for."""
+
+DEFAULT_ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_103", "sm_120")
+"""Those that kernels are compiled for if nobody says otherwise."""
+
 Element = Literal["bf16", "f16", "f32", "i32"]
 ITEMSIZE: dict[Element, int] = {"bf16": 2, "f16": 2, "f32": 4, "i32": 4}
 
@@ -25,8 +31,8 @@ Stride = Literal["1", "16", "any"]
 class ArrayArg:
     """An array parameter: its element type and, a dimension at a time, the classes of its lengths and strides.
 
-    `overlaps` says that two indices may share an element (a stride of 0 over a length above 1); `aligned` that the base
-    address is a multiple of 16 bytes. The arrays of one launch are assumed not to overlap each other.
+    `overlaps` says that two indices may share an element (such as a stride of 0); `aligned`
+    that the base address is a multiple of 16 bytes. The arrays of one launch are assumed not to overlap each other.
     """
 
     name: str
@@ -71,16 +77,26 @@ def array_arg(name: str, dtype: Element, shape: Sequence[int], strides: Sequence
         dtype,
         lengths=tuple("1" if n == 1 else "16" if n % 16 == 0 else "any" for n in shape),
         strides=tuple("1" if s == 1 else "16" if s * size % 16 == 0 else "any" for s in strides),
-        overlaps=any(s == 0 and n > 1 for n, s in zip(shape, strides, strict=True)),
+        overlaps=_overlaps(shape, strides),
     )
+
+
+def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a dimension's step is below the extent (stride times length) of the next smaller one, or zero."""
+    extent = 1
+    for stride, length in sorted(zip(strides, shape, strict=True)):
+        if stride < extent:
+            return True
+        extent = stride * max(length, 1)
+    return False
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides torch gives to a new array of `shape`, in elements."""
     strides, step = [], 1
-    for n in reversed(shape):
+    for length in reversed(shape):
         strides.append(step)
-        step *= max(n, 1)
+        step *= max(length, 1)
     return tuple(reversed(strides))
 
 
@@ -151,9 +167,9 @@ class CompiledKernel:
 class CompileFailure:
     """A kernel that did not compile.
 
-    `message` is the compiler's own, cleaned up. `emitted` is the place in the emitted code (`mamba2.py:120`), `spec`
-    the line of the spec which that code comes from (`mamba2.ssd:21`), or every such line of the kernel
-    (`mamba2.ssd:12, 21`) where the compiler gave no place. Both are empty where unknown.
+    `message` is the compiler's own, cleaned up. `emitted` is the place in the emitted code (`layer.py:120`), `spec`
+    the line of the spec which that code comes from (`layer.ssd:21`), or every such line of the kernel
+    (`layer.ssd:12, 21`) where the compiler gave no place. Both are empty where unknown.
     """
 
     request: CompileRequest

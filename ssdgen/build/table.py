@@ -1,0 +1,101 @@
+"""A build for people and for programs: the table of resources, the progress bar, and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ssdgen.build.compile import Progress as Callback
+from ssdgen.build.compile import Result
+from ssdgen.ir.build import Build, CompiledKernel, CompileFailure, KernelResources
+
+
+def resource_table(build: Build) -> Table:
+    """One row for each kernel, architecture and label, in the order of the requests; failed ones say so."""
+    table = Table(box=None, pad_edge=False, caption=CAPTION, caption_justify="left", caption_style="dim")
+    for name in COLUMNS:
+        words = name in ("kernel", "configuration", "MMA")
+        table.add_column(
+            name, justify="left" if words or name == "arch" else "right", no_wrap=not words, overflow="fold"
+        )
+    for result in build.results:
+        request = result.request
+        cells = _cells(result) if isinstance(result, CompiledKernel) else (Text("failed", "red"),)
+        table.add_row(Text(request.kernel), Text(request.arch), Text(request.label), *cells)
+    return table
+
+
+COLUMNS = ("kernel", "arch", "configuration", "MMA", "smem KB", "regs", "spill B", "TMA", "cubin KB", "s")
+CAPTION = (
+    "MMA and TMA (loads/stores): instructions in the text; tmem: accumulators in tensor memory; smem: shared memory of a "
+    "block; regs and spill: of a thread; (s): compile seconds of a kernel that the cache had"
+)
+
+
+def _cells(kernel: CompiledKernel) -> tuple[Text, ...]:
+    used = kernel.resources
+    return (
+        Text(mma_text(used)),
+        Text(f"{used.shared_bytes / 1024:.1f}"),
+        Text(str(used.registers)),
+        Text(str(used.spilled_bytes), "yellow" if used.spilled_bytes else ""),
+        Text(f"{used.tma_loads}/{used.tma_stores}" if used.tma_loads or used.tma_stores else "-"),
+        Text(f"{len(kernel.cubin) / 1024:.0f}"),
+        Text(f"({kernel.seconds:.1f})" if kernel.cached else f"{kernel.seconds:.1f}"),
+    )
+
+
+def mma_text(used: KernelResources) -> str:
+    """The tensor core instructions of a kernel: `wgmma x24`, `tcgen05 x24 tmem`, `-` for none."""
+    text = " + ".join(f"{kind} x{count}" for kind, count in used.mma)
+    return f"{text} tmem" if used.tmem else text or "-"
+
+
+@contextmanager
+def progress_bar(console: Console, total: int) -> Iterator[Callback]:
+    """A bar on `console` while the context lasts; yields what `build` takes as `progress`. Silent off a terminal."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting the compilers", total=total)
+
+        def show(result: Result, done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, description=str(result.request))
+
+        yield show
+
+
+def to_json(build: Build) -> dict[str, Any]:
+    """The build as JSON values, one object a request in `results`; cubins are not included, their sizes are.
+
+    An object has `kernel`, `arch`, `label`, `module`, `hints` and `ok`; if that is true `resources`, `cubin_bytes`,
+    `seconds` and `cached`, else `message`, `emitted` and `spec`.
+    """
+    return {"results": [_result_json(r) for r in build.results], "notes": list(build.notes)}
+
+
+def _result_json(result: Result) -> dict[str, Any]:
+    request = result.request
+    head = {
+        "kernel": request.kernel,
+        "arch": request.arch,
+        "label": request.label,
+        "module": request.module_path,
+        "hints": dict(request.hints),
+        "ok": isinstance(result, CompiledKernel),
+    }
+    if isinstance(result, CompileFailure):
+        return head | {"message": result.message, "emitted": result.emitted, "spec": result.spec}
+    resources = asdict(result.resources) | {"mma": dict(result.resources.mma), "tmem": result.resources.tmem}
+    return head | {
+        "resources": resources,
+        "cubin_bytes": len(result.cubin),
+        "seconds": round(result.seconds, 3),
+        "cached": result.cached,
+    }
