@@ -53,7 +53,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any]) -> None:
         tracks: dict[tuple[int, int], Track] = {}
         bound = _Binder(kernel, running, tracks).bind(args)
         blocks = running
-        with running.as_current(), torch.no_grad(), _one_thread():
+        with running.as_current(), _one_thread():
             for number in range(math.prod(running.shape)):
                 running.enter(number)
                 body(*bound)
