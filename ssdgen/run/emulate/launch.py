@@ -59,9 +59,8 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any]) -> None:
                 body(*bound)
     except Exception as e:  # a kernel's body is somebody else's code: whatever it raises is a fault of the kernel
         reason = str(e) if isinstance(e, Fault) else f"{type(e).__name__}: {e}"
-        path, line = blame(e, body.__code__)
         block = blocks.block[: len(grid)] if blocks else None
-        raise EmulationError(body.__name__, block, path, line, reason) from e
+        raise EmulationError(body.__name__, block, blame(e, body.__code__), reason) from e
     recorder = _RECORDER.get()
     if recorder is not None:
         recorder.note(body.__name__, tracks)

@@ -108,11 +108,13 @@ def test_an_error_says_kernel_block_line_and_statement() -> None:
     assert str(error).endswith(f"\n  {error.line} | {lines[error.line - 1].strip()}")
 
 
-def test_an_error_in_a_device_function_blames_its_line() -> None:
+def test_an_error_in_a_device_function_shows_both_statements() -> None:
     with pytest.raises(EmulationError, match="do not broadcast") as raised:
         launch(k.fails_in_helper, (1,), (torch.zeros(8), torch.zeros(8)))
-    assert raised.value.path == helpers.__file__
-    assert "return t + ct.zeros((4,), ct.float32)" in str(raised.value)
+    assert raised.value.path == k.__file__
+    _, statement, inside = str(raised.value).splitlines()
+    assert statement.endswith("| ct.store(y, (0,), helpers.adds_wrong_shape(ct.load(x, (0,), (8,))))")
+    assert inside.endswith(f"| return t + ct.zeros((4,), ct.float32)  (in {helpers.__file__})")
 
 
 @pytest.mark.parametrize(
