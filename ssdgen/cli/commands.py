@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ssdgen import pipeline
 from ssdgen.cli.app import app
-from ssdgen.cli.options import Config, Debug, Json, Spec, settings
+from ssdgen.cli.options import Config, Debug, Json, Spec, settings, without_kernels
 from ssdgen.cli.output import progress, say, show, show_json
 from ssdgen.diagnostics import UserError
 from ssdgen.files import differing, write_all
+
+if TYPE_CHECKING:
+    from ssdgen.emit import ModuleSource
 
 
 @app.command()
@@ -54,34 +58,47 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Write a package of modules that needs no ssdgen."""
-    knobs = settings(config)
-    modules = []
     chosen = specs or pipeline.built_ins()
+    modules: dict[str, ModuleSource] = {}
     with progress("generate") as step:
         for i, spec in enumerate(chosen):
             step(i, len(chosen), spec)
             form, _ = pipeline.derive(spec)
-            planned = pipeline.plan(form, knobs)
-            if not planned.refused:
-                modules.append(pipeline.emit(planned))
-            elif specs:
-                raise UserError(f"{spec} has no kernels yet: {planned.refused}", f"ssdgen verify {spec}")
-    files = pipeline.package(modules)
+            planned = pipeline.plan(form, settings(config))
+            if planned.refused:
+                if specs:
+                    raise without_kernels(spec, planned)
+                continue
+            module = pipeline.emit(planned)
+            if module.name in modules:
+                raise UserError(f"two of the specs describe a layer called {module.name}", "rename one of them")
+            modules[module.name] = module
+    files = pipeline.package(modules.values())
     if check:
-        stale = differing(out, files)
-        if json:
-            show_json({"folder": str(out), "stale": stale})
-        elif stale:
-            listed = "\n".join(f"  {out / name}" for name in stale)
-            say(f"ssdgen: stale, its spec, template or generator has changed:\n{listed}\n  hint: ssdgen generate")
-        else:
-            show(f"{out}: {len(files)} files are up to date")
-        raise typer.Exit(1 if stale else 0)
+        _check(out, files, specs, json)
+        return
     written = write_all(out, files)
     if json:
         show_json({"folder": str(out), "files": sorted(files), "written": written})
     else:
         show("\n".join(f"{'wrote' if name in written else 'as it was'}  {out / name}" for name in sorted(files)))
+
+
+def _check(out: Path, files: dict[str, str], specs: list[str] | None, json: bool) -> None:
+    """Say which of `files` are not so in `out`, or, if all specs were asked for, which are there that none emits."""
+    stale = set(differing(out, files))
+    if not specs:
+        stale |= {p.name for p in out.glob("*.py")} - set(files)
+    names = sorted(stale)
+    if json:
+        show_json({"folder": str(out), "stale": names})
+    elif stale:
+        listed = "\n".join(f"  {out / name}" for name in names)
+        command = shlex.join(["ssdgen", "generate", *(specs or ()), "-o", str(out)])
+        say(f"ssdgen: not what the specs, templates and generator of today give:\n{listed}\n  hint: {command}")
+    else:
+        show(f"{out}: {len(files)} files are up to date")
+    raise typer.Exit(1 if stale else 0)
 
 
 def _print(stage: object, json: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from ssdgen import pipeline
 from ssdgen.cli.app import app
-from ssdgen.cli.options import Config, Debug, Json, Spec, settings, several
+from ssdgen.cli.options import Config, Debug, Json, Spec, settings, several, without_kernels
 from ssdgen.cli.output import REPORT_STYLES, progress, say, show, show_json, show_table
 from ssdgen.diagnostics import UserError
 from ssdgen.files import make_folder
@@ -46,7 +46,7 @@ def build(
     dtypes = several(dtype, get_args(Dtype), "--dtype")
     planned, module = _emitted(spec, config)[1:]
     if planned.refused:
-        raise UserError(f"{spec} has no kernels yet: {planned.refused}", f"ssdgen verify {spec}")
+        raise without_kernels(spec, planned)
     if out is not None:
         make_folder(out)
     with progress("build") as step:

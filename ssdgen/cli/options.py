@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from ssdgen.diagnostics import UserError
+
+if TYPE_CHECKING:
+    from ssdgen.ir.plan import Plan
 
 W = TypeVar("W", bound=str)
 
@@ -40,3 +43,8 @@ def several(text: str, allowed: Iterable[W], option: str, most: int | None = Non
     if most is not None and len(words) > most:
         raise UserError(f"{option} takes one of {', '.join(known)}, not {len(words)} of them")
     return tuple(known[word] for word in words)
+
+
+def without_kernels(spec: str, planned: Plan) -> UserError:
+    """What to raise where kernels are asked for that `planned`, of `spec`, does not have."""
+    return UserError(f"{spec} has no kernels yet: {planned.refused}", f"ssdgen verify {spec} checks its portable form")

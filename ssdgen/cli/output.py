@@ -54,9 +54,11 @@ def show_json(value: object) -> None:
 def show_table(table: Table) -> None:
     """Print a table to standard output, as wide as the terminal, or as it needs off one."""
     console = Console(file=sys.stdout, highlight=False)
+    if not console.is_terminal:
+        console = Console(file=sys.stdout, highlight=False, width=TABLE_WIDTH)
     with console.capture() as capture:
-        console.print(table) if console.is_terminal else console.print(table, width=TABLE_WIDTH)
-    show(capture.get().rstrip("\n"))
+        console.print(table)
+    show("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def say(text: str) -> None:

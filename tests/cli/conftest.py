@@ -20,9 +20,15 @@ Command = Callable[..., Result]
 
 
 @pytest.fixture
-def ssdgen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
-    """The command, run in this process and in an empty folder: exit code and what it printed."""
+def ssdgen(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Command:
+    """The command, run in this process, in an empty folder and with an empty cache: exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SSDGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
     def call(*arguments: str) -> Result:
         capsys.readouterr()

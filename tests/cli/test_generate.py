@@ -1,0 +1,101 @@
+"""`ssdgen generate`: a package that is whole, stays fresh, and is never half written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+
+SHARED = ["__init__.py", "_runtime.py", "_tiles.py"]
+
+
+def test_writes_a_package_and_says_what(ssdgen: Command) -> None:
+    result = ssdgen("generate", "retnet", "-o", "out")
+    assert result.code == 0
+    assert result.out.splitlines() == [f"wrote  out/{name}" for name in [*SHARED, "py.typed", "retnet.py"]]
+    assert sorted(os.listdir("out")) == sorted([*SHARED, "py.typed", "retnet.py"])
+
+
+def test_a_second_spec_joins_the_first(ssdgen: Command) -> None:
+    """The shared files do not depend on which modules stand beside them."""
+    ssdgen("generate", "retnet", "-o", "out")
+    result = ssdgen("generate", "linear_attention", "-o", "out")
+    assert [line for line in result.out.splitlines() if line.startswith("wrote")] == ["wrote  out/linear_attention.py"]
+    assert ssdgen("generate", "retnet", "linear_attention", "-o", "out", "--check").code == 0
+
+
+def test_generates_the_same_bytes_twice(ssdgen: Command) -> None:
+    ssdgen("generate", "mamba2", "-o", "one")
+    ssdgen("generate", "mamba2", "-o", "two")
+    for name in os.listdir("one"):
+        assert Path("one", name).read_bytes() == Path("two", name).read_bytes(), name
+
+
+def test_check_names_what_is_stale_and_writes_nothing(ssdgen: Command) -> None:
+    ssdgen("generate", "retnet", "-o", "out")
+    assert ssdgen("generate", "retnet", "-o", "out", "--check").out == "out: 5 files are up to date\n"
+    Path("out/retnet.py").write_text("# edited\n")
+    Path("out/_tiles.py").unlink()
+    result = ssdgen("generate", "retnet", "-o", "out", "--check")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.splitlines()[1:] == [
+        "  out/_tiles.py",
+        "  out/retnet.py",
+        "  hint: ssdgen generate retnet -o out",
+    ]
+    assert Path("out/retnet.py").read_text() == "# edited\n"
+    assert not Path("out/_tiles.py").exists()
+    data = json.loads(ssdgen("generate", "retnet", "-o", "out", "--check", "--json").out)
+    assert data == {"folder": "out", "stale": ["_tiles.py", "retnet.py"]}
+
+
+def test_check_names_a_module_that_no_spec_emits(ssdgen: Command) -> None:
+    """Only when all built-in specs are asked for: then a folder should hold nothing else."""
+    ssdgen("generate", "-o", "out")
+    assert ssdgen("generate", "-o", "out", "--check").code == 0
+    Path("out/forgotten.py").write_text("")
+    assert ssdgen("generate", "retnet", "-o", "out", "--check").code == 0
+    result = ssdgen("generate", "-o", "out", "--check")
+    assert result.code == 1
+    assert "  out/forgotten.py" in result.err.splitlines()
+
+
+def test_one_bad_spec_leaves_the_folder_alone(ssdgen: Command) -> None:
+    Path("bad.ssd").write_text("language 1\nlayer bad\n")
+    assert ssdgen("generate", "retnet", "bad.ssd", "-o", "out").code == 1
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("name", ["gla", "mamba3"])
+def test_a_spec_without_kernels_is_refused_with_the_reason(ssdgen: Command, name: str) -> None:
+    result = ssdgen("generate", name, "-o", "out")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith(f"ssdgen: {name} has no kernels yet: ")
+    assert result.err.endswith(f"  hint: ssdgen verify {name} checks its portable form\n")
+    assert not Path("out").exists()
+
+
+def test_two_specs_of_one_name_are_refused(ssdgen: Command) -> None:
+    """Their modules would overwrite each other."""
+    ssdgen("new", "retnet")
+    result = ssdgen("generate", "retnet", "./retnet.ssd", "-o", "out")
+    assert (result.code, result.err.splitlines()[0]) == (1, "ssdgen: two of the specs describe a layer called retnet")
+
+
+def test_folders_that_cannot_be_written(ssdgen: Command) -> None:
+    Path("file").write_text("")
+    assert "it is a file, not a folder" in ssdgen("generate", "retnet", "-o", "file").err
+    assert "there is no a/b\n  hint: mkdir -p a/b" in ssdgen("generate", "retnet", "-o", "a/b/c").err
+
+
+def test_a_configuration_changes_the_module(ssdgen: Command) -> None:
+    ssdgen("generate", "retnet", "-o", "one")
+    result = ssdgen("generate", "retnet", "-o", "two", "--config", "chunk=128", "--config", "scores=tf32x3")
+    assert result.code == 0
+    assert Path("one/retnet.py").read_text() != Path("two/retnet.py").read_text()
+    assert "chunk: int = 128" in Path("two/retnet.py").read_text()
+    assert 'scores: str = "tf32x3"' in Path("two/retnet.py").read_text()
