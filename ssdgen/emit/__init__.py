@@ -1,0 +1,5 @@
+"""Plan -> ModuleSource: Python that reads like a hand-written kernel module, printed from templates."""
+
+from ssdgen.emit.module import ModuleSource, emit, support_files
+
+__all__ = ["ModuleSource", "emit", "support_files"]

@@ -1,0 +1,1 @@
+"""The types between the stages: plain frozen dataclasses that use no library."""

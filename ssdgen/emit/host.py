@@ -1,0 +1,306 @@
+"""The host functions of a module: what its templates are told about arguments, workspaces and launches."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ssdgen.ir.expr import Axes
+from ssdgen.ir.layer import INFINITY, Output, State, Tensor
+from ssdgen.ir.plan import Kernel, Parameter, Plan, PortableInput, PortableOutput, Workspace
+from ssdgen.ir.schedule import PRODUCTS
+from ssdgen.plan.names import host_scope
+
+DTYPES = {"bf16": "torch.bfloat16", "f16": "torch.float16", "f32": "torch.float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    host: str
+    shape: str
+    dtype: str
+    joined: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Workspace:
+    host: str
+    code: str
+    doc: str
+
+
+class Host:
+    """Names, lists of arguments and lines for the host templates of one plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._layer = plan.form.recurrence.layer
+        self._names = host_scope(self._layer)
+        for workspace in plan.workspaces:
+            self._names.of("workspace", workspace.name)
+
+    def filters(self) -> dict[str, Callable[..., str]]:
+        """The filters that name things: a tensor, scalar, state or output; an initial state; a final one."""
+        return {"host": self.host, "initial": self.initial, "final": self.final, "prepared": self._prepared}
+
+    def host(self, name: str) -> str:
+        """The host variable of an input, scalar, state or output."""
+        return self._names.of("host", name)
+
+    def initial(self, state: str) -> str:
+        """The argument that is the initial state."""
+        return self._names.of("initial", f"{state}0")
+
+    def final(self, state: str) -> str:
+        """The variable that is the final state."""
+        return self._names.of("final", f"{state}_final")
+
+    def context(self) -> dict[str, Any]:
+        """The variables of the host templates."""
+        layer, plan = self._layer, self._plan
+        tensors = [self.host(t.name) for t in layer.inputs]
+        initials = [self.initial(s.name) for s in layer.states]
+        finals = [self.final(s.name) for s in layer.states]
+        outputs = [self._output(o) for o in layer.outputs]
+        channels = dict.fromkeys(a for s in layer.states for a in s.axes if a not in (layer.batch, layer.head))
+        lengths = {layer.batch: "batch", layer.head: "heads"} | {a: self.host(a) for a in channels}
+        zeros = [
+            f"torch.zeros(({', '.join(lengths[a] for a in s.axes)}), dtype=dtype, device=device)" for s in layer.states
+        ]
+        several = len(layer.states) > 1
+        return {
+            "layer": layer,
+            "leader": plan.leader,
+            "plan_name": plan.config.plan,
+            "portable": plan.portable,
+            "optional": [t.name for t in layer.inputs if t.optional],
+            "forward_doc": self._forward_doc(),
+            "every_tensor": [*tensors, *initials],
+            "portable_tensors": [*tensors, *(self.host(s.name) for s in layer.states)],
+            "required_arguments": [f"{self.host(t.name)}: Tensor" for t in layer.inputs if t.required],
+            "other_arguments": self._other_arguments(),
+            "portable_arguments": self._portable_arguments(),
+            "portable_call": self._portable_call(initials),
+            "piece_call": self._piece_call(),
+            "outputs": outputs,
+            "results": [*(o.host for o in outputs), *finals],
+            "portable_results": [*(o.host for o in outputs), *(self.host(s.name) for s in layer.states)],
+            "output_dtypes": f"out_dtype = {self.host(plan.leader)}.dtype",
+            "state_sizes": [(a, layer.size(a)) for a in channels],
+            "state_type": f"tuple[{', '.join(['Tensor'] * len(zeros))}]" if several else "Tensor",
+            "state_zeros": zeros,
+            "state_doc": f"Zero states: {', '.join(_state(s) for s in layer.states)}.",
+            "refusal": f"{layer.name}: no kernels are emitted for {plan.refused}; compute on the CPU",
+            **(self._kernel_context() if plan.kernels else {}),
+        }
+
+    def _kernel_context(self) -> dict[str, Any]:
+        plan, layer = self._plan, self._layer
+        common = [k for k in plan.kernels if all(k.name in names for _, names in plan.variants)]
+        by_name = {k.name: k for k in plan.kernels}
+        optional = [t.name for t in layer.inputs if t.optional]
+        variants = []
+        for i, (present, names) in enumerate(plan.variants):
+            kernel = by_name[names[-1]]
+            tests = [f"{self.host(t)} is {'not ' if t in present else ''}None" for t in optional]
+            last = i == len(plan.variants) - 1
+            condition = f"{'if' if i == 0 else 'elif'} {' and '.join(tests)}:" if optional and not last else ""
+            variants.append(("else:" if optional and last else condition, self._launch(kernel)))
+        return {
+            "plan_arguments": self._plan_arguments(),
+            "plan_sizes": self._sizes(list(plan.kernels)),
+            "workspaces": [self._workspace(w) for w in plan.workspaces],
+            "common_launches": [self._launch(k) for k in common if k.role != "compute_out"],
+            "variant_launches": variants,
+        }
+
+    def _other_arguments(self) -> list[str]:
+        layer = self._layer
+        args = [f"{self.host(t.name)}: Tensor | None = None" for t in layer.inputs if not t.required]
+        args += [f"{self.host(p.name)}: float = {number(p.default)}" for p in layer.params]
+        return args + [f"{self.initial(s.name)}: Tensor | None = None" for s in layer.states]
+
+    def _portable_arguments(self) -> list[str]:
+        layer = self._layer
+        args = [f"{self.host(t.name)}: Tensor{' | None' if t.optional else ''}" for t in layer.inputs]
+        names = [p.name for p in layer.params] + [s.name for s in layer.states]
+        return args + [f"{self.host(name)}: Tensor" for name in names]
+
+    def _plan_arguments(self) -> list[str]:
+        layer = self._layer
+        args = [f"{self.host(t.name)}: Tensor{' | None' if t.optional else ''}" for t in layer.inputs]
+        args += [f"{self.host(p.name)}: float" for p in layer.params]
+        args += [f"{self.initial(s.name)}: Tensor" for s in layer.states]
+        args += [f"{self.host(o.name)}: Tensor" for o in layer.outputs]
+        return args + [f"{self.final(s.name)}: Tensor" for s in layer.states]
+
+    def _portable_call(self, initials: list[str]) -> list[str]:
+        layer, leader = self._layer, self.host(self._plan.leader)
+        args = [self.host(t.name) for t in layer.inputs]
+        args += [f"_rt.scalar({self.host(p.name)}, {leader})" for p in layer.params]
+        chunk = dict(next(k for k in self._plan.knobs if k.name == "chunk").defaults)["bf16"]
+        return [*args, *initials, "size", f"config.chunk if config else {chunk}"]
+
+    def _piece_call(self) -> list[str]:
+        """The arguments of one launch of the plan: every array cut to rows of the batch and tokens."""
+        layer = self._layer
+        layouts = dict(self._plan.config.layouts)
+        args = []
+        for t in layer.inputs:
+            index = self._piece(layouts.get(t.name, t.axes))
+            name = self.host(t.name)
+            args.append(f"_rt.part({name}, {index})" if t.optional and index else f"{name}[{index}]" if index else name)
+        args += [f"float({self.host(p.name)})" for p in layer.params]
+        for s in layer.states:
+            first, later = self.initial(s.name), self.final(s.name)
+            args.append(f"{first}[rows] if first else {later}[rows]")
+        args += [f"{self.host(o.name)}[{self._piece(layouts.get(o.name, o.axes))}]" for o in layer.outputs]
+        args += [f"{self.final(s.name)}[rows]" for s in layer.states]
+        return [*args, "config"]
+
+    def _piece(self, axes: Axes) -> str:
+        layer = self._layer
+        cuts = [{layer.batch: "rows", layer.time: "now"}.get(a, ":") for a in axes]
+        while cuts and cuts[-1] == ":":
+            cuts.pop()
+        return ", ".join(cuts) if cuts and len(cuts) > 0 else ""
+
+    def _output(self, o: Output) -> _Output:
+        layer = self._layer
+        axes = dict(self._plan.config.layouts).get(o.name, o.axes)
+        portable: PortableOutput = next(p for p in self._plan.portable.outputs if p.name == o.name)
+        leader = self.host(self._plan.leader)
+        dtype = DTYPES[o.dtypes[0]] if o.like is None else f"{self.host(o.like)}.dtype"
+        at = portable.value.axes.index(layer.time)
+        joined = f"_rt.joined({portable.pieces}, {at}, {_shape(portable.value.axes, 'size')}, {leader})"
+        if portable.value.axes != axes:
+            joined += f".permute({', '.join(str(portable.value.axes.index(a)) for a in axes)})"
+        out = "out_dtype" if o.like == self._plan.leader else f"_rt.output_dtype({dtype}, out_dtype)"
+        return _Output(self.host(o.name), _shape(axes, "size"), dtype, f"{joined}.to({out})")
+
+    def _prepared(self, t: PortableInput) -> str:
+        name = self.host(t.name)
+        declared = self._layer.tensor(t.name)
+        code = name
+        if t.array_axes != declared.axes:
+            code += f".permute({', '.join(str(t.array_axes.index(a)) for a in declared.axes)})"
+        axes = declared.axes
+        if t.grouped:
+            at = next(i for i, a in enumerate(axes) if self._layer.shared(a) != a)
+            code = f"_rt.per_head({code}, {at}, size[{_quote(self._layer.head)}])"
+            axes = tuple(self._layer.shared(a) for a in axes)
+        if axes != t.axes:
+            code += f".permute({', '.join(str(axes.index(a)) for a in t.axes)})"
+        line = f"{name} = {code}.to(dtype)"
+        return f"if {name} is not None:\n        {line}" if declared.optional else line
+
+    def _sizes(self, kernels: list[Any]) -> list[tuple[str, str]]:
+        """The axes whose length the host needs, and where it reads it."""
+        texts = [g for k in kernels for g in k.grid] + [x for w in self._plan.workspaces for x in w.shape]
+        texts += [f"size_{self._layer.time}"]
+        texts += [p.argument for k in kernels for p in k.parameters if p.argument.startswith("size_")]
+        needed = dict.fromkeys(name for text in texts for name in re.findall(r"\bsize_(\w+)", text))
+        layouts = dict(self._plan.config.layouts)
+        arrays = [(self.host(t.name), layouts.get(t.name, t.axes)) for t in self._layer.inputs if t.required]
+        arrays += [(self.initial(s.name), s.axes) for s in self._layer.states]
+        out = []
+        for axis in needed:
+            name, axes = next((n, a) for n, a in arrays if axis in a)
+            out.append((axis, f"{name}.shape[{axes.index(axis)}]"))
+        return out
+
+    def _workspace(self, w: Workspace) -> _Workspace:
+        dtype = "_rt.stored(config.carried)" if w.dtype == "carried" else DTYPES[w.dtype]
+        shape = f"({', '.join(w.shape)})"
+        name, leader = self._names.of("workspace", w.name), self.host(self._plan.leader)
+        code = f"torch.empty({shape}, dtype={dtype}, device={leader}.device)"
+        return _Workspace(name, code, f"{name}[{' '.join(w.axes)}]: {w.doc}")
+
+    def _launch(self, kernel: Kernel) -> str:
+        args = ", ".join(self._argument(p) for p in kernel.parameters)
+        hinted = f"_rt.hinted({kernel.name}, config.{kernel.occupancy})"
+        grid = f"({', '.join(kernel.grid)}{',' if len(kernel.grid) == 1 else ''})"
+        return f"_rt.launch({hinted}, {grid}, ({args}))"
+
+    def _argument(self, p: Parameter) -> str:
+        match p.role:
+            case "constant":
+                field = f"config.{p.argument}"
+                return f"_rt.PRECISION[{field}]" if p.argument in PRODUCTS else field
+            case "scalar":
+                return f"float({p.argument})" if p.argument.startswith("size_") else self.host(p.argument)
+            case "input":
+                name = self.host(p.argument)
+                if p.per_head is not None:
+                    name = f"_rt.per_head({name}, {p.per_head}, size_{self._layer.head})"
+                return f"_rt.indexable({name})"
+            case "initial":
+                return self.initial(p.argument.removesuffix("0"))
+            case "final":
+                return self.final(p.argument.removesuffix("_final"))
+            case "workspace":
+                return self._names.of("workspace", p.argument)
+            case "output":
+                return self.host(p.argument)
+
+    def _forward_doc(self) -> str:
+        layer = self._layer
+        layouts = dict(self._plan.config.layouts)
+        lines = [f"{layer.title}. Returns {', '.join(self._returned())}.", ""]
+        for t in layer.inputs:
+            forms = [layouts.get(t.name, t.axes), *t.narrower]
+            text = " or ".join(f"[{' '.join(a)}]" for a in forms)
+            kind = (
+                f"the dtype of {t.like}" if t.like else " or ".join(DTYPES[d].removeprefix("torch.") for d in t.dtypes)
+            )
+            lines.append(f"{self.host(t.name)}: {text}, {kind}{_extra(t)}")
+        for p in layer.params:
+            lines.append(f"{self.host(p.name)}: a number in {p.range}")
+        for s in layer.states:
+            text = "the state before the first token, zero if absent"
+            lines.append(f"{self.initial(s.name)}: [{' '.join(s.axes)}], float32: {text}")
+        lines += [
+            "",
+            "On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a"
+            " missing input, a dtype, rank, size, device or range.",
+        ]
+        return "\n".join(lines)
+
+    def _returned(self) -> list[str]:
+        layouts = dict(self._plan.config.layouts)
+        out = [f"{o.name}[{' '.join(layouts.get(o.name, o.axes))}]" for o in self._layer.outputs]
+        return out + [f"the final state {s.name}[{' '.join(s.axes)}]" for s in self._layer.states]
+
+
+def number(value: float) -> str:
+    """A default value as code."""
+    if math.isinf(value):
+        return "math.inf" if value > 0 else "-math.inf"
+    return repr(float(value))
+
+
+def _state(state: State) -> str:
+    return f"{state.name}[{' '.join(state.axes)}]"
+
+
+def _shape(axes: Axes, size: str) -> str:
+    items = [f"{size}[{_quote(a)}]" for a in axes]
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def _quote(text: str) -> str:
+    return f'"{text}"'
+
+
+def _extra(t: Tensor) -> str:
+    parts = []
+    if (t.range.low, t.range.high) != (-INFINITY, INFINITY):
+        parts.append(f"in {t.range}")
+    if t.default is not None:
+        parts.append(f"{t.default:g} if absent")
+    if t.optional:
+        parts.append("optional")
+    return "".join(f", {p}" for p in parts)

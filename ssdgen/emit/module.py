@@ -1,0 +1,250 @@
+"""Plan -> ModuleSource: fill the templates. What varies from run to run does not occur; what varies by spec comes last."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+import textwrap
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import jinja2
+
+import ssdgen
+from ssdgen.emit.host import Host, number
+from ssdgen.emit.layout import broken, filled
+from ssdgen.emit.statements import Commenter, CutileStatements, TorchStatements
+from ssdgen.ir.expr import Axes
+from ssdgen.ir.layer import Layer, Param, Tensor
+from ssdgen.ir.plan import KEY, Kernel, Knob, Plan
+from ssdgen.plan import Unsupported
+from ssdgen.resources import resource_dir
+
+SUPPORT = ("_runtime.py", "_tiles.py")
+"""Files that stand beside emitted modules, copied as they are."""
+
+PACKAGE_INIT = '"""State space layers emitted by ssdgen: one module a spec."""\n'
+"""The text of `__init__.py` of an emitted package."""
+
+HELPERS = ("clamp", "dot", "load", "log_sigmoid", "sigmoid", "silu", "softplus", "store")
+TORCH_DTYPE = {"bf16": "torch.bfloat16", "f16": "torch.float16", "f32": "torch.float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSource:
+    """An emitted module: its name, its text, the plan it is printed from, and the files it needs beside it."""
+
+    name: str
+    text: str
+    plan: Plan
+    support: tuple[tuple[str, str], ...]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files of a package that holds this module alone, by name."""
+        return {"__init__.py": PACKAGE_INIT, f"{self.name}.py": self.text, **dict(self.support)}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def emit(plan: Plan, portable_only: bool = False) -> ModuleSource:
+    """Print the module of a plan.
+
+    Raises Unsupported for a plan without kernels, unless `portable_only` asks for the portable path alone.
+    """
+    if plan.refused and not portable_only:
+        raise Unsupported(plan.refused)
+    layer = plan.form.recurrence.layer
+    env = _environment(plan)
+    kernels = [_tidy(env.get_template(f"{k.role}.py.j2").render(k=k)) for k in plan.kernels]
+    host = Host(plan)
+    text = env.get_template("module.py.j2").render(
+        doc=_module_doc(plan),
+        kernels=kernels,
+        helpers=_helpers(kernels),
+        plan=plan,
+        plan_template=f"{plan.config.plan}.py.j2",
+        knobs=plan.knobs,
+        configs=_configs(plan),
+        digest=hashlib.sha256(layer.source.text.encode()).hexdigest(),
+        version=ssdgen.__version__,
+        **host.context(),
+    )
+    text = re.sub(r"\n+(?=\n(def|@|class|SPEC_DIGEST|CONFIGS) ?)", "\n\n", text).strip() + "\n"
+    if "math." not in text:
+        text = text.replace("import math\n", "")
+    return ModuleSource(layer.name, text, plan, support_files())
+
+
+def _tidy(kernel: str) -> str:
+    """A kernel's text with at most one blank line between its parts."""
+    return re.sub(r"\n{3,}", "\n\n", kernel).strip()
+
+
+@cache
+def support_files() -> tuple[tuple[str, str], ...]:
+    """The files that emitted modules import, by name."""
+    folder = files("ssdgen.emit.support")
+    return tuple((name, folder.joinpath(name).read_text(encoding="utf-8")) for name in SUPPORT)
+
+
+def _environment(plan: Plan) -> jinja2.Environment:
+    layer = plan.form.recurrence.layer
+    loader = jinja2.FileSystemLoader(resource_dir("templates"))
+    env = jinja2.Environment(
+        loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
+    )
+    cutile = CutileStatements(layer)
+    torch = TorchStatements(layer, einsum_letters(layer))
+    comments = Commenter(layer)
+    env.filters |= {
+        "statement": lambda s, depth: cutile.statement(s, "    " * depth),
+        "torch_statement": lambda s, depth: torch.statement(s, "    " * depth),
+        "shape": comments.shape,
+        "extents": _extents,
+        "parameters": _parameters,
+        "docstring": _docstring,
+        "string": _string,
+        "strings": lambda axes: "(" + ", ".join(map(_string, axes)) + ("," if len(axes) == 1 else "") + ")",
+        "number": number,
+        "input_table": _input_table,
+        "scalar_table": _scalar_table,
+        "field": _field,
+        "filled": lambda items, depth: "\n".join(filled(list(items), "    " * depth)),
+        "call_lines": lambda args, head, function, depth: broken(
+            head, f"{function}({', '.join(args)})", "    " * depth
+        ),
+        "assign_lines": lambda code, target, depth: broken(f"{target} = ", code, "    " * depth),
+        "returned": _returned,
+        "launch_lines": lambda launch, depth: broken("", launch, "    " * depth),
+        **Host(plan).filters(),
+    }
+    return env
+
+
+def einsum_letters(layer: Layer) -> dict[str, str]:
+    """One letter for each axis, its own where it can be."""
+    letters: dict[str, str] = {}
+    free = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    for axis in layer.axes:
+        if len(axis.name) == 1 and axis.name.isascii() and axis.name.isalpha():
+            letters[axis.name] = axis.name
+    for name in (*(a.name for a in layer.axes), KEY):
+        if name not in letters:
+            wanted = "s" if name == KEY else name[0]
+            taken = set(letters.values())
+            letters[name] = (
+                wanted if wanted not in taken and wanted.isascii() else next(c for c in free if c not in taken)
+            )
+    return letters
+
+
+def _extents(axes: Axes, kernel: Kernel) -> str:
+    names = {p.name for p in kernel.parameters}
+    sizes = ["CHUNK" if f"TILE_{a.upper()}" not in names else f"TILE_{a.upper()}" for a in axes]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def _parameters(kernel: Kernel) -> str:
+    """The parameters of a kernel, a line or more for each kind."""
+    kinds = {"scalar": "float", "constant": "ct.Constant[int]"}
+    lines: list[str] = []
+    for _, group in itertools.groupby(kernel.parameters, key=lambda p: p.role):
+        lines += filled([f"{p.name}: {kinds.get(p.role, 'ct.Array')}" for p in group], "    ")
+    return "\n".join(lines)
+
+
+def _docstring(text: str, depth: int) -> str:
+    indent = "    " * depth
+    width = 113 - len(indent)
+    lines = [line for p in text.split("\n") for line in (textwrap.wrap(p, width) if len(p) > width else [p])]
+    if len(lines) == 1:
+        return f'{indent}"""{lines[0]}"""'
+    return (
+        f'{indent}"""'
+        + "\n".join((indent + line).rstrip() if i else line for i, line in enumerate(lines))
+        + f'\n{indent}"""'
+    )
+
+
+def _returned(values: list[str], depth: int) -> str:
+    code = values[0] if len(values) == 1 else f"({', '.join(values)})"
+    return broken("return ", code, "    " * depth)
+
+
+def _string(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _range(item: Tensor | Param) -> list[str]:
+    r = item.range
+    bounds = [(n, v) for n, v in (("low", r.low), ("high", r.high)) if not math.isinf(v)]
+    flags = [
+        n
+        for n, v in (("low_open", r.low_open), ("high_open", r.high_open))
+        if v and dict(bounds).get(n[:-5]) is not None
+    ]
+    return [*(f"{n}={number(v)}" for n, v in bounds), *(f"{n}=True" for n in flags)]
+
+
+def _input_table(t: Tensor) -> str:
+    args = [_string(t.name), _axes(t.axes), _axes_of_dtypes(t)]
+    args += [f"like={_string(t.like)}"] if t.like else []
+    args += [f"narrower=({', '.join(_axes(a) for a in t.narrower)},)"] if t.narrower else []
+    args += [f"default={number(t.default)}"] if t.default is not None else []
+    args += ["optional=True"] if t.optional else []
+    return f"_rt.Input({', '.join([*args, *_range(t)])})"
+
+
+def _axes(axes: Axes) -> str:
+    return f"({', '.join(map(_string, axes))}{',' if len(axes) == 1 else ''})"
+
+
+def _axes_of_dtypes(t: Tensor) -> str:
+    names = [f"_rt.{d.upper()}" for d in t.dtypes]
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+def _scalar_table(p: Param) -> str:
+    return f"_rt.Scalar({', '.join([_string(p.name), *_range(p)])})"
+
+
+def _field(knob: Knob) -> str:
+    default = dict(knob.defaults)["bf16"]
+    kind = "str" if knob.kind == "precision" else "int"
+    return f"{knob.name}: {kind} = {_string(default) if isinstance(default, str) else default}  # {knob.doc}"
+
+
+def _configs(plan: Plan) -> list[tuple[str, str]]:
+    out = []
+    for dtype, torch_dtype in TORCH_DTYPE.items():
+        changed = []
+        for knob in plan.knobs:
+            values = dict(knob.defaults)
+            if values[dtype] != values["bf16"]:
+                value = values[dtype]
+                changed.append(f"{knob.name}={_string(value) if isinstance(value, str) else value}")
+        out.append((torch_dtype, ", ".join(changed)))
+    return out
+
+
+def _helpers(kernels: list[str]) -> list[str]:
+    text = "\n".join(kernels)
+    return [h for h in HELPERS if re.search(rf"(?<![\w.]){h}\(", text)]
+
+
+def _module_doc(plan: Plan) -> str:
+    layer = plan.form.recurrence.layer
+    lines = [
+        f"{layer.title}.",
+        "",
+        "The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a chunk of L tokens:",
+        "",
+    ]
+    lines += [f"    {line}".rstrip() for line in str(plan.form).splitlines()[2:]]
+    lines += ["", "Axes: " + ", ".join(f"{a.name}" + (f" = {a.size}" if a.size else "") for a in layer.axes) + "."]
+    return "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''") + "\n"

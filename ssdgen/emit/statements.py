@@ -1,0 +1,166 @@
+"""Statements of a plan as lines of code: loads, lets, products and stores, with tile shapes as comments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ssdgen.emit.layout import assign, broken
+from ssdgen.emit.printer import CUTILE, TORCH, Printer
+from ssdgen.ir.expr import Axes, Expr, Ref, axes_of, merge_axes
+from ssdgen.ir.layer import Layer
+from ssdgen.ir.plan import (
+    KEY,
+    Cumsum,
+    Dot,
+    Einsum,
+    Last,
+    Let,
+    Load,
+    PortableStatement,
+    Shift,
+    Slice,
+    Statement,
+    Store,
+)
+
+
+class Commenter:
+    """What comments say: tile shapes in capitals, and lines of the spec."""
+
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
+        self._file = layer.source.path.replace("\\", "/").rsplit("/", 1)[-1]
+
+    def shape(self, axes: Axes) -> str:
+        """`[L, P]` for a tile with axes (time, p): L is the chunk's length."""
+        return f"[{', '.join('L' if a in (self._layer.time, KEY) else a.upper() for a in axes)}]" if axes else ""
+
+    def spec(self, line: int | None) -> str | None:
+        """A comment that quotes a line of the spec."""
+        if line is None:
+            return None
+        text = self._layer.source.line(line).split("#")[0]
+        return f"# {self._file}:{line}  {' '.join(text.removeprefix('let').split())}"
+
+
+class CutileStatements:
+    """Prints the statements of kernels."""
+
+    def __init__(self, layer: Layer) -> None:
+        self._comment = Commenter(layer)
+        self._printer = Printer(CUTILE)
+
+    def expr(self, expr: Expr, axes: Axes) -> str:
+        """An expression with exactly these axes."""
+        return self._printer.print(expr, axes)
+
+    def statement(self, s: Statement, indent: str) -> str:
+        """The lines of a statement."""
+        match s:
+            case Load():
+                return self._load(s, indent)
+            case Let(target=target, value=value, line=line, note=note):
+                shape = self._comment.shape(target.axes)
+                comment = ": ".join(part for part in (shape, note) if part)
+                code = assign(target.name, self.expr(value, target.axes), indent, comment)
+                spec = self._comment.spec(line)
+                return code if spec is None else f"{indent}{spec}\n{code}"
+            case Cumsum(target=target, value=value):
+                code = f"ct.cumsum({self.expr(value, target.axes)}, axis=0)"
+                return assign(target.name, code, indent, self._comment.shape(target.axes))
+            case Last(target=target, value=value):
+                return assign(
+                    target.name, f"ct.extract({value.name}, index=(CHUNK - 1,), shape=(1,)).reshape(())", indent
+                )
+            case Dot():
+                return self._dot(s, indent)
+            case Store():
+                return self._store(s, indent)
+
+    def _load(self, s: Load, indent: str) -> str:
+        args = [s.array, _tuple(slot.index for slot in s.slots), _tuple(slot.extent for slot in s.slots)]
+        args += [f"order={s.order}"] if s.order else []
+        args += [f"latency={s.latency}"] if s.latency else []
+        kept = [slot.extent for slot in s.slots if slot.axis in s.target.axes]
+        shape = "" if len(kept) == len(s.slots) else f".reshape({_tuple(kept)})"
+        cast = ".astype(ct.float32)" if s.cast else ""
+        code = f"load({', '.join(args)}){shape}{cast}"
+        return assign(s.target.name, code, indent, self._comment.shape(s.target.axes))
+
+    def _dot(self, s: Dot, indent: str) -> str:
+        m, n = s.target.axes
+        first, second = s.factors
+        left, right = (first, second) if m in axes_of(first) else (second, first)
+        args = [
+            self.expr(left, (m, s.over)),
+            self.expr(right, (s.over, n)),
+            self.expr(s.accumulator, (m, n)),
+            s.precision,
+        ]
+        return assign(s.target.name, f"dot({', '.join(args)})", indent, self._comment.shape(s.target.axes))
+
+    def _store(self, s: Store, indent: str) -> str:
+        args = [
+            s.array,
+            _tuple(slot.index for slot in s.slots),
+            _tuple(slot.extent for slot in s.slots),
+            self.expr(s.value, s.axes),
+            *([f"latency={s.latency}"] if s.latency else []),
+        ]
+        return broken("", f"store({', '.join(args)})", indent)
+
+
+class TorchStatements:
+    """Prints the statements of the portable path."""
+
+    def __init__(self, layer: Layer, letters: dict[str, str]) -> None:
+        self._layer, self._letters = layer, letters
+        first = (layer.batch, layer.time, KEY, layer.head)
+        self._order = (*first, *(a.name for a in layer.axes if a.name not in first))
+        self._comment = Commenter(layer)
+        self._printer = Printer(TORCH)
+
+    def expr(self, expr: Expr, axes: Axes) -> str:
+        """An expression with exactly these axes."""
+        return self._printer.print(expr, axes)
+
+    def statement(self, s: PortableStatement, indent: str) -> str:
+        """The lines of a statement."""
+        shape = self._comment.shape(s.target.axes)
+        time = self._layer.time
+        match s:
+            case Let(target=target, value=value, line=line):
+                code = assign(target.name, self.expr(value, target.axes), indent, shape)
+                spec = self._comment.spec(line)
+                return code if spec is None else f"{indent}{spec}\n{code}"
+            case Cumsum(target=target, value=value):
+                at = target.axes.index(time)
+                return assign(target.name, f"torch.cumsum({self.expr(value, target.axes)}, {at})", indent, shape)
+            case Last(target=target, value=value):
+                at = value.axes.index(time)
+                return assign(target.name, f"{value.name}[{':, ' * at}-1]", indent, shape)
+            case Slice(target=target, source=source):
+                return assign(target.name, f"{source.name}[{':, ' * source.axes.index(time)}now]", indent, shape)
+            case Shift(target=target, source=source):
+                return assign(target.name, f"_rt.shifted({source.name}, {source.axes.index(time)})", indent, shape)
+            case Einsum(target=target, factors=factors):
+                return self._einsum(target, factors, indent, shape)
+
+    def _einsum(self, target: Ref, factors: tuple[Expr, ...], indent: str, shape: str) -> str:
+        texts, subscripts = [], []
+        for factor in factors:
+            axes = factor.axes if isinstance(factor, Ref) else tuple(a for a in self._order if a in axes_of(factor))
+            texts.append(self.expr(factor, axes))
+            subscripts.append("".join(self._letters[a] for a in axes))
+        present = merge_axes(axes_of(f) for f in factors)
+        out = "".join(self._letters[a] for a in target.axes if a in present)
+        code = f'torch.einsum("{",".join(subscripts)}->{out}", {", ".join(texts)})'
+        if len(out) < len(target.axes):
+            code += f"[{', '.join(':' if a in present else 'None' for a in target.axes)}]"
+        return assign(target.name, code, indent, shape)
+
+
+def _tuple(items: Iterable[str]) -> str:
+    """A Python tuple of code strings."""
+    texts = list(items)
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"

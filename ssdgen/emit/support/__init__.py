@@ -1,0 +1,1 @@
+"""Files copied as they are beside emitted modules."""

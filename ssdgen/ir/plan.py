@@ -1,0 +1,307 @@
+"""A Plan: the kernels that compute a chunk form, as lists of loads, lets, products and stores over named-axis tiles.
+
+Values inside a kernel are expressions over *tiles*: a Ref whose `axes` are those of the tile in the order it lies in
+registers. An axis is the layer's, or `KEY`, the time axis of the tokens that are looked back at. How a tile is transposed
+or broadcast is therefore never written here: the printer works it out from the axes asked for.
+
+A kernel's parameters are declared once, in `Parameter`; its signature, its launch, its ahead-of-time signature and the
+table in the module's docstring are printed from that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ssdgen.ir.chunkform import ChunkForm
+from ssdgen.ir.expr import Axes, Expr, Ref
+from ssdgen.ir.schedule import PlanName, Product
+
+KEY = "t'"
+"""The time axis of the tokens that are looked back at: scores have axes (time, KEY)."""
+
+TILE_OPS: dict[str, int] = {"float32": 1, "where": 3, "ge": 2, "gt": 2, "lt": 2, "and": 2}
+"""Operations that occur in plans only, beside those of `ssdgen.ir.expr.OPS`."""
+
+Role = Literal["input", "initial", "workspace", "output", "final", "scalar", "constant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a kernel.
+
+    Arrays (input, initial state, workspace, output, final state) have `axes`, in the order of the array's dimensions, and
+    a `dtype`: a fixed one, or `like NAME` for that of an input. `scalar` is a float32 passed at run time, `constant` an int
+    that specialises the kernel. `argument` is the layer's name for what the host passes, a workspace, or a config field;
+    with `per_head` that tensor is passed with its group axis, at this dimension, repeated to one entry a head.
+    """
+
+    name: str
+    role: Role
+    argument: str
+    axes: Axes = ()
+    dtype: str = ""
+    per_head: int | None = None
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it is passed as an array."""
+        return self.role not in ("scalar", "constant")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a tile stands along one dimension of an array: its index in tiles, and its extent; extent 1 is dropped."""
+
+    axis: str
+    index: str
+    extent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """target = the tile of `array` at `slots`, zero outside the array; `cast` widens it to float32 at once.
+
+    `order` are the array's dimensions in the order of `slots`, where that is not their own.
+    """
+
+    target: Ref
+    array: str
+    slots: tuple[Slot, ...]
+    latency: str | None = None
+    cast: bool = False
+    order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """target = value. `line` is the line of the spec it comes from, `note` what it is, for the reader."""
+
+    target: Ref
+    value: Expr
+    line: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cumsum:
+    """target = inclusive running sum of `value` over the time axis."""
+
+    target: Ref
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """target = the last element of a tile [L] along time, as a number."""
+
+    target: Ref
+    value: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """target = accumulator + left . right over axis `over`, on the tensor cores.
+
+    The order of `target.axes` (m, n) decides which operand is the left one: whichever has axis m. Swapping operands is
+    asking for (n, m).
+    """
+
+    target: Ref
+    factors: tuple[Expr, Expr]
+    over: str
+    accumulator: Expr
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """array[slots] = value, rounded to the array's dtype; what lies outside the array is dropped."""
+
+    array: str
+    slots: tuple[Slot, ...]
+    value: Expr
+    axes: Axes
+    latency: str | None = None
+
+
+Statement = Load | Let | Cumsum | Last | Dot | Store
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What every kernel has. `grid` are host expressions; `position` are the assignments that place a block."""
+
+    name: str
+    role: str
+    doc: str
+    parameters: tuple[Parameter, ...]
+    grid: tuple[str, ...]
+    position: tuple[str, ...]
+    occupancy: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKernel(Kernel):
+    """Per-token scalars of a chunk for a tile of heads: weights, and running sums of the log2 decays."""
+
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateKernel(Kernel):
+    """A walk over the chunks of a sequence that carries one tile of a state.
+
+    `state` is the carried tile; `before` runs once, `enter` stores the state that enters a chunk, `step` moves it to the
+    chunk's end, `after` stores the final state.
+    """
+
+    state: Ref
+    chunks: str
+    before: tuple[Statement, ...]
+    enter: tuple[Statement, ...]
+    step: tuple[Statement, ...]
+    after: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputKernel(Kernel):
+    """The outputs of one chunk.
+
+    `before` runs first; `accumulators` start at zero and `contract` adds to them for each of `tiles` of the column axis;
+    `combine` weighs them and adds the interactions inside the chunk; `outputs` are the epilogues.
+    """
+
+    before: tuple[Statement, ...]
+    accumulators: tuple[Ref, ...]
+    tile: str
+    tiles: str
+    contract: tuple[Statement, ...]
+    combine: tuple[Statement, ...]
+    outputs: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A device buffer between kernels: host name, axes and the host expressions of its shape, dtype, purpose."""
+
+    name: str
+    axes: Axes
+    shape: tuple[str, ...]
+    dtype: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Einsum:
+    """target = sum of the product of `factors` over every axis that the target lacks. Portable path only."""
+
+    target: Ref
+    factors: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """target = the tokens of the chunk at hand of `source`. Portable path only."""
+
+    target: Ref
+    source: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """target = `source` one token later, zero at the first. Portable path only."""
+
+    target: Ref
+    source: Ref
+
+
+PortableStatement = Let | Cumsum | Last | Einsum | Slice | Shift
+
+
+@dataclass(frozen=True, slots=True)
+class PortableInput:
+    """An input on the portable path: passed with `array_axes`, brought to `axes`, in which groups are expanded to heads."""
+
+    name: str
+    array_axes: Axes
+    axes: Axes
+    grouped: bool
+    per_token: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PortableOutput:
+    """An output of one chunk: `body` computes `value`, each of `gates` changes it if its optional input is there.
+
+    `pieces` is the list of chunks; `axes` are those of the array that is returned.
+    """
+
+    name: str
+    pieces: str
+    body: tuple[PortableStatement, ...]
+    gates: tuple[tuple[str, tuple[PortableStatement, ...]], ...]
+    value: Ref
+    axes: Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Portable:
+    """The chunked form in plain torch, a loop over chunks; `sizes` and `indices` are the axes whose length or positions it
+    uses: `tokens` once for all tokens, `chunk` for each chunk, then the
+    outputs, then `advance` moves the states (carried under their own names) to the chunk's end."""
+
+    inputs: tuple[PortableInput, ...]
+    sizes: Axes
+    indices: Axes
+    tokens: tuple[PortableStatement, ...]
+    chunk: tuple[PortableStatement, ...]
+    outputs: tuple[PortableOutput, ...]
+    advance: tuple[PortableStatement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One point of a schedule. The first four change the text of a module, the rest are constants of its kernels.
+
+    `precision` maps (input dtype, product) to a precision.
+    """
+
+    plan: PlanName
+    layouts: tuple[tuple[str, Axes], ...]
+    internals: tuple[tuple[str, Axes], ...]
+    swap: tuple[Product, ...]
+    chunk: int
+    tile: tuple[tuple[str, int], ...]
+    latency: tuple[tuple[str, int], ...]
+    occupancy: tuple[tuple[str, int], ...]
+    precision: tuple[tuple[str, Product, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A field of the emitted Config: its default for each input dtype, and what it is."""
+
+    name: str
+    doc: str
+    defaults: tuple[tuple[str, int | str], ...]
+    kind: Literal["int", "precision", "occupancy"] = "int"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that a module is printed from.
+
+    `kernels` are in launch order; `variants` gives, for each set of present optional inputs, the kernels launched.
+    `refused` says why there are no kernels, for a form that only the portable path computes.
+    """
+
+    form: ChunkForm
+    config: Config
+    kernels: tuple[TokenKernel | StateKernel | OutputKernel, ...]
+    variants: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+    workspaces: tuple[Workspace, ...]
+    knobs: tuple[Knob, ...]
+    portable: Portable
+    leader: str
+    refused: str = field(default="")

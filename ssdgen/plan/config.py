@@ -1,0 +1,69 @@
+"""The default point of a schedule, and the knobs a module's Config offers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ssdgen.ir.chunkform import ChunkForm
+from ssdgen.ir.plan import Config, Knob
+from ssdgen.ir.schedule import KERNELS, PRODUCTS, Precision, Product, Schedule
+
+DTYPES: tuple[Literal["bf16", "f16", "f32"], ...] = ("bf16", "f16", "f32")
+
+TILE_MIN = 32
+TILE_MAX_DEFAULT = 64
+TILE_HEADS = 8
+
+
+def tile_for(size: int | None) -> int:
+    """The default tile of an axis: the power of two that holds `size`, between 32 and 64."""
+    tile = TILE_MIN
+    while tile < min(size or TILE_MAX_DEFAULT, TILE_MAX_DEFAULT):
+        tile *= 2
+    return tile
+
+
+def default_config(form: ChunkForm) -> Config:
+    """The first alternative of every knob; a tile that is not declared follows from the declared size of its axis."""
+    layer = form.recurrence.layer
+    schedule = layer.schedule
+    channel_axes = dict.fromkeys(a for s in form.states for a in (s.row_axis, s.column_axis) if a is not None)
+    tiles = {layer.head: TILE_HEADS} | {a: tile_for(layer.size(a)) for a in channel_axes}
+    tiles |= {c.name: c.values[0] for c in schedule.tile}
+    return Config(
+        plan=schedule.plan[0],
+        layouts=tuple((x.name, x.axes) for x in schedule.layouts),
+        internals=tuple((x.name, x.axes) for x in schedule.internals),
+        swap=schedule.swap,
+        chunk=schedule.chunk[0],
+        tile=tuple(tiles.items()),
+        latency=tuple((c.name, c.values[0]) for c in schedule.latency),
+        occupancy=tuple((c.name, c.values[0]) for c in schedule.occupancy),
+        precision=tuple((d, p, precision_of(schedule, d, p)) for d in DTYPES for p in PRODUCTS),
+    )
+
+
+def precision_of(schedule: Schedule, dtype: str, product: Product) -> Precision:
+    """The default precision of a product for inputs of a dtype."""
+    for choice in schedule.mma:
+        if (choice.dtype, choice.product) == (dtype, product):
+            return choice.precisions[0]
+    return "bf16" if dtype == "bf16" else "tf32"
+
+
+def knobs(config: Config, products: tuple[Product, ...], roles: tuple[str, ...]) -> tuple[Knob, ...]:
+    """The fields of the emitted Config: what kernels of this form really take, in a fixed order."""
+    every = tuple(DTYPES)
+    out = [Knob("chunk", "tokens a chunk", tuple((d, config.chunk) for d in every))]
+    out += [Knob(f"tile_{a}", f"tile of axis {a}", tuple((d, size) for d in every)) for a, size in config.tile]
+    for product in products:
+        values = {d: p for d, q, p in config.precision if q == product}
+        out.append(Knob(product, f"operands of the `{product}` product", tuple(values.items()), "precision"))
+    out += [Knob(f"latency_{n}", f"latency hint of {n}", tuple((d, v) for d in every)) for n, v in config.latency]
+    declared = dict(config.occupancy)
+    for role in KERNELS:
+        if role in roles:
+            value = declared.get(role, 0)
+            doc = f"blocks of {role} a multiprocessor, 0 to let the compiler choose"
+            out.append(Knob(f"occupancy_{role}", doc, tuple((d, value) for d in every), "occupancy"))
+    return tuple(out)

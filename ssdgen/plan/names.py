@@ -1,0 +1,70 @@
+"""Names in emitted code: one scope a function, so that a spec's `b`, `T`, `lambda` or `chunk` never collides."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+
+from ssdgen.ir.layer import Layer
+
+RESERVED = frozenset(
+    {*keyword.kwlist, *dir(builtins), "ct", "math", "torch", "annotations", "dataclass", "replace"}
+    | {"dot", "softplus", "sigmoid", "log_sigmoid", "silu", "clamp", "LOG2E", "ZERO", "CONFIGS", "Config", "TENSORS"}
+    | {"LAYER", "SPEC_DIGEST", "Tensor", "forward", "init_state", "config"}
+)
+"""Names that emitted modules use at module level or take from Python; no name of a spec may stand for another there."""
+
+CONSTANT = re.compile("CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE")
+"""Names of compile-time constants, kept free for them."""
+
+
+class Names:
+    """Hands out names that are unique in one function; the same key gets the same name again."""
+
+    def __init__(self, taken: frozenset[str] = frozenset()) -> None:
+        self._taken = set(RESERVED | taken)
+        self._given: dict[tuple[str, str], str] = {}
+
+    def of(self, kind: str, wanted: str) -> str:
+        """The name of the thing `wanted` of a `kind` (input, tile, let ...): `wanted` itself, or with underscores added."""
+        key = (kind, wanted)
+        if key not in self._given:
+            name = wanted
+            while name in self._taken or (kind != "constant" and CONSTANT.fullmatch(name)):
+                name += "_"
+            self._taken.add(name)
+            self._given[key] = name
+        return self._given[key]
+
+
+HOST_LOCALS = frozenset(
+    {
+        "size",
+        "rows",
+        "now",
+        "first",
+        "tensors",
+        "chunk",
+        "chunks",
+        "start",
+        "token",
+        "dtype",
+        "batch",
+        "heads",
+        "device",
+    }
+)
+"""Names that the host functions of an emitted module use themselves."""
+
+
+def host_scope(layer: Layer) -> Names:
+    """The scope of the host functions, with inputs, scalars, states and outputs named first, under the kind `host`."""
+    names = Names(HOST_LOCALS)
+    named = [t.name for t in layer.inputs] + [p.name for p in layer.params]
+    for name in named + [s.name for s in layer.states] + [o.name for o in layer.outputs]:
+        names.of("host", name)
+    for state in layer.states:
+        names.of("initial", f"{state.name}0")
+        names.of("final", f"{state.name}_final")
+    return names

@@ -1,0 +1,116 @@
+"""The kernel `fwd_pass_state`, one for each state: walk the chunks with the state in registers, store what enters each."""
+
+from __future__ import annotations
+
+from ssdgen.ir.chunkform import ChunkForm, ChunkState
+from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, mul
+from ssdgen.ir.plan import Config, Dot, Let, Load, Parameter, Slot, StateKernel, Statement, Store, Workspace
+from ssdgen.plan.builder import Unsupported
+from ssdgen.plan.decays import decay_sums, decayed, grown, weight_tile
+from ssdgen.plan.walk import WalkBuilder, channels_of, entry_axes, entry_dtype, widen
+
+ROLE = "fwd_pass_state"
+
+
+def state_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKernel:
+    """The kernel that advances `state` and stores the state that enters each chunk."""
+    layer = form.recurrence.layer
+    channels = channels_of(state)
+    builder = WalkBuilder(form, config, channels)
+    initial = builder.declare(Parameter(f"{state.name}0", "initial", f"{state.name}0", state.axes, "f32"))
+    swapped = "state" in config.swap
+    carried = Ref(builder.names.of("state", f"{state.name}_tile"), channels[::-1] if swapped else channels)
+    before: list[Statement] = [_load(builder, initial, carried)]
+    step: list[Statement] = []
+    builder.hoist = (layer.time, before)
+    _advance(builder, state, carried, before, step)
+
+    entry = f"{state.name}_entry"
+    entry = builder.declare(Parameter(entry, "workspace", entry, entry_axes(form, state), entry_dtype(state)))
+    final = f"{state.name}_final"
+    final = builder.declare(Parameter(final, "final", final, state.axes, "f32"))
+    latency = builder.latency(state.name)
+    enter: list[Statement] = [Store(entry, builder.slots(entry_axes(form, state)), carried, channels, latency)]
+    kept = builder.tile_axes(state.axes)
+    after: list[Statement] = [Store(final, builder.slots(state.axes), carried, kept)]
+    for name in ("chunk", *(f"tile_{a}" for a in channels)):
+        builder.constant(name)
+    builder.finish(before, step)
+    tiles = ", ".join(f"{a}_tile" for a in channels)
+    position = [
+        f"heads = {initial}.shape[{state.axes.index(layer.head)}]",
+        "batch, head = ct.bid(0) // heads, ct.bid(0) % heads",
+        f"{tiles} = {', '.join(f'ct.bid({i + 1})' for i in range(len(channels)))}",
+        builder.length_line(),
+        *builder.position_lines("heads"),
+    ]
+    return StateKernel(
+        name=ROLE if len(form.states) == 1 else f"{ROLE}_{state.name}",
+        role=ROLE,
+        doc=f"The state {state.name} that enters each chunk, and the final one: a block walks the chunks of one sequence"
+        " and head with a tile of the state in registers.",
+        parameters=builder.ordered_parameters(),
+        grid=(
+            f"size_{layer.batch} * size_{layer.head}",
+            *(f"_rt.ceil_div(size_{a}, config.tile_{a})" for a in channels),
+        ),
+        position=tuple(position),
+        occupancy=f"occupancy_{ROLE}",
+        state=carried,
+        chunks="ct.cdiv(length, CHUNK)",
+        before=tuple(before),
+        enter=tuple(enter),
+        step=tuple(step),
+        after=tuple(after),
+    )
+
+
+def _advance(
+    builder: WalkBuilder, state: ChunkState, carried: Ref, before: list[Statement], step: list[Statement]
+) -> None:
+    """Append to `step` the jump over a chunk: 2^end S + sum over tokens of what is left of each input."""
+    form = builder.form
+    operands = []
+    for term in state.terms:
+        if term.lag:
+            raise Unsupported("an input of the token before")
+        row = None if term.row is None else builder.row(step, term.row)
+        column = builder.column(step, term.column, state.column_axis)
+        operands.append((weight_tile(builder, before, step, form.weight(term.weight)), row, column))
+    sums = decay_sums(builder, before, step, form.decay(state.decay), earlier=False, end=True)
+    total: Expr = mul(grown(sums.end), carried)
+    for weight, row, column in operands:
+        carry = mul(weight, decayed(sums.end, sums.through))
+        if builder.natural(carry):
+            carry = builder.name_value(step, "carry", carry, "what is left of a token's input at the end of the chunk")
+        step.append(_add_input(builder, carried, total, carry, row, column))
+        total = carried
+
+
+def _add_input(builder: WalkBuilder, state: Ref, total: Expr, carry: Expr, row: Expr | None, column: Expr) -> Statement:
+    """state = total + sum over tokens of carry * row (x) column. The row, the smaller operand, bears the carry."""
+    time = builder.layer.time
+    if row is None:
+        return Let(state, Apply("add", (total, Contract(widen(column), carry, time))))
+    weighted = row if carry == ONE else mul(widen(row), carry)
+    return Dot(state, (weighted, column), time, total, builder.constant("state"))
+
+
+def _load(builder: WalkBuilder, array: str, target: Ref) -> Load:
+    """Load a state in the order its tile is kept in."""
+    axes = builder.parameters[array].axes
+    kept = builder.tile_axes(axes)
+    outer = tuple(a for a in axes if a not in kept)
+    slots: dict[str, Slot] = {s.axis: s for s in builder.slots(axes)}
+    ordered: Axes = axes if kept == target.axes else (*outer, *target.axes)
+    order = () if ordered == axes else tuple(axes.index(a) for a in ordered)
+    return Load(target, array, tuple(slots[a] for a in ordered), cast=True, order=order)
+
+
+def entry_workspace(form: ChunkForm, state: ChunkState) -> Workspace:
+    """The buffer of the states that enter each chunk, in the dtype that the `carried` product rounds them to."""
+    axes = entry_axes(form, state)
+    shape = tuple("chunks" if a == "chunk" else f"size_{a}" for a in axes)
+    return Workspace(
+        f"{state.name}_entry", axes, shape, entry_dtype(state), f"the state {state.name} that enters each chunk"
+    )

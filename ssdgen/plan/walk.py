@@ -1,0 +1,95 @@
+"""What kernels share in which a block has one batch entry, one head and one chunk at a time."""
+
+from __future__ import annotations
+
+from ssdgen.ir.chunkform import ChunkForm, ChunkState
+from ssdgen.ir.expr import Apply, Axes, Expr, Ref, mul
+from ssdgen.ir.plan import Config, Parameter, Slot, Statement
+from ssdgen.plan.builder import KernelBuilder
+from ssdgen.plan.lower import finite_on_padding, float32, inline, vanishes_on_padding, where
+
+
+def tile_constant(axis: str) -> str:
+    """The name of the constant that is the tile size of an axis."""
+    return f"TILE_{axis.upper()}"
+
+
+def channels_of(state: ChunkState) -> Axes:
+    """The channel axes of a state: (row, column), or (column,) of a vector state."""
+    return (state.column_axis,) if state.row_axis is None else (state.row_axis, state.column_axis)
+
+
+def entry_axes(form: ChunkForm, state: ChunkState) -> Axes:
+    """The axes of the stored entry states: batch, head, chunk, then the channels as (row, column)."""
+    layer = form.recurrence.layer
+    return (layer.batch, layer.head, "chunk", *channels_of(state))
+
+
+def entry_dtype(state: ChunkState) -> str:
+    """The dtype of stored entry states: `carried`, what that product rounds them to anyway; float32 for a vector state."""
+    return "f32" if state.row_axis is None else "carried"
+
+
+class WalkBuilder(KernelBuilder):
+    """A KernelBuilder with the places of such a kernel; time is cut into chunks, `channels` into tiles."""
+
+    def __init__(self, form: ChunkForm, config: Config, channels: Axes) -> None:
+        layer = form.recurrence.layer
+        place = {a: Slot(a, i, "1") for a, i in ((layer.batch, "batch"), (layer.head, "head"), ("chunk", "chunk"))}
+        place |= {g.axis: Slot(g.axis, f"group_{g.axis}", "1") for g in layer.groups}
+        place[layer.time] = Slot(layer.time, "chunk", "CHUNK")
+        place |= {a: Slot(a, f"{a}_tile", tile_constant(a)) for a in channels}
+        super().__init__(form, config, place, (layer.time, *channels))
+        self._lets = {let.name: let.value for let in layer.lets}
+
+    def column(self, section: list[Statement], column: Expr, axis: str) -> Expr:
+        """The tile [L, N] of a column, zero past the end of time and of its axis: every product relies on that."""
+        tile = self.operand(section, column, "column")
+        if vanishes_on_padding(inline(column, self._lets), axis):
+            return tile
+        key = f"masked {column}"
+        if key not in self.known:
+            size = Ref(self.declare(Parameter(f"size_{axis}", "scalar", f"size_{axis}", dtype="f32")))
+            within = Apply("lt", (self.index(axis), size))
+            inside = Apply("and", (self._before_end(), within))
+            self.known[key] = self.name_value(section, "column", where(inside, widen(tile)), "zero on padding")
+        return self.known[key]
+
+    def row(self, section: list[Statement], row: Expr) -> Expr:
+        """The tile [L, P] of a row: anything finite past the end of time, where it meets columns that are zero."""
+        tile = self.operand(section, row, "row")
+        if finite_on_padding(inline(row, self._lets)):
+            return tile
+        key = f"masked {row}"
+        if key not in self.known:
+            self.known[key] = self.name_value(
+                section, "row", where(self._before_end(), widen(tile)), "zero past the end"
+            )
+        return self.known[key]
+
+    def _before_end(self) -> Expr:
+        time = self.layer.time
+        position = Apply("add", (mul(Ref("chunk"), Ref("CHUNK")), Ref("token", (time,))))
+        return Apply("lt", (position, Ref("length")))
+
+    def position_lines(self, heads: str) -> list[str]:
+        """The assignments a block begins with: groups, the number of tokens, positions in a chunk and along axes."""
+        lines = []
+        for group in self.layer.groups:
+            users = [p for p in self.parameters.values() if p.role == "input" and group.axis in p.axes]
+            if users:
+                count = f"{users[0].name}.shape[{users[0].axes.index(group.axis)}]"
+                lines.append(f"group_{group.axis} = head // ({heads} // {count})")
+        token = ["token = ct.arange(CHUNK, dtype=ct.int32)"] if "token" in self.used else []
+        return [*lines, *token, *self.position]
+
+    def length_line(self) -> str:
+        """The assignment of the number of tokens, read off the first per-token input."""
+        time = self.layer.time
+        tokens = next(p for p in self.parameters.values() if p.role == "input" and time in p.axes)
+        return f"length = {tokens.name}.shape[{tokens.axes.index(time)}]"
+
+
+def widen(tile: Expr) -> Expr:
+    """A tile as an operand of arithmetic: a bare tile is widened to float32."""
+    return float32(tile) if isinstance(tile, Ref) else tile
