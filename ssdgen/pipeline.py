@@ -87,9 +87,9 @@ def build(
 
 def has_cuda() -> bool:
     """Whether torch has a CUDA device here."""
-    import torch
+    from ssdgen.run.gates import has_cuda as torch_has_cuda
 
-    return torch.cuda.is_available()
+    return torch_has_cuda()
 
 
 def verify(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from types import ModuleType
 
+import torch
+
 from ssdgen.build.compile import build
 from ssdgen.build.table import mma_text
 from ssdgen.derive import Proof
@@ -16,6 +18,11 @@ from ssdgen.run.verify import verify
 
 ARCHITECTURE = "sm_90"
 """What the compile gate compiles for; `ssdgen build` takes any."""
+
+
+def has_cuda() -> bool:
+    """Whether torch has a CUDA device here."""
+    return torch.cuda.is_available()
 
 
 def every_gate(

@@ -84,7 +84,7 @@ class Language:
 
 @dataclass(frozen=True, slots=True)
 class Title:
-    """`layer mamba2 "Mamba-2"`."""
+    """`layer NAME "title"`."""
 
     name: Word
     title: str
