@@ -83,6 +83,8 @@ def _sections(data: bytes) -> dict[str, _Section]:
         raise ValueError(f"its machine is {machine}, not CUDA ({EM_CUDA})")
     table = struct.unpack_from("<Q", data, 0x28)[0]
     size, count, names_at = struct.unpack_from("<HHH", data, 0x3A)
+    if table + size * count > len(data):
+        raise ValueError(f"its table of {count} sections at {table} is cut off")
     headers = []
     for i in range(count):
         name, kind, _, _, offset, length, link = struct.unpack_from("<IIQQQQI", data, table + i * size)

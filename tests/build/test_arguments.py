@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ssdgen.build.worker import _constraint
-from ssdgen.ir.build import ConstantArg, Element, ScalarArg, array_arg, contiguous
+from ssdgen.ir.build import Argument, ConstantArg, Element, ScalarArg, array_arg, contiguous
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_compiler_is_told_the_class_a_launch_tells_it() -> None:
     """Symbol names are made from the constraints, so equal names are equal compiles."""
     from cuda.tile.compilation import CallingConvention, KernelSignature
 
-    arguments = [
+    arguments: list[Argument] = [
         array_arg("x", "f16", (2, 1024, 8, 64)),
         array_arg("y", "f32", (1, 1000, 3)),
         array_arg("d", "f32", (8, 64), (1, 0)),
@@ -69,4 +69,5 @@ def test_the_compiler_is_told_the_class_a_launch_tells_it() -> None:
     assert signature.symbol == SYMBOL
 
 
-SYMBOL = "k_Kt2_A4f16_7v8l0_8t1_ai16_p16_A3f32_1s1v4_3l0_4t1_p16_A2f32_1t1_2i16v4l0_p16i_Sf32_Si32_I64"  # of a launch with these arrays
+SYMBOL = "k_Kt2_A4f16_7v8l0_8t1_ai16_p16_A3f32_1s1v4_3l0_4t1_p16_A2f32_1t1_2i16v4l0_p16i_Sf32_Si32_I64"
+"""Of a launch with these arrays."""

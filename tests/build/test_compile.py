@@ -12,6 +12,7 @@ import pytest
 from ssdgen.build.compile import Result, build
 from ssdgen.build.pool import Pool
 from ssdgen.build.store import write_cubins
+from ssdgen.build.worker import Compiled
 from ssdgen.ir.build import Build, CompiledKernel, CompileFailure, CompileRequest
 from tests.build.requests import EMITTED, arrays, request
 
@@ -22,6 +23,7 @@ REQUESTS = {
     "ampere": request("gram", "sm_80"),
     "blackwell": request("gram", "sm_100"),
     "hinted": request("scale", hints=(("occupancy", 2),)),
+    "crowded": request("gram", "sm_80", hints=(("occupancy", 8),)),
     "twin": request("gram", "sm_90", label="the same again"),
     "narrows": request("narrows"),
     "calls_wrong": request("calls_wrong"),
@@ -92,6 +94,15 @@ def test_registers_and_shared_memory_are_read(results: dict[str, Result]) -> Non
         assert 16 < used.registers <= 255
         assert 64 * 64 * 2 <= used.shared_bytes < 228 * 1024
         assert used.spilled_bytes == used.spill_loads == used.spill_stores == 0
+
+
+def test_spills_are_read(results: dict[str, Result]) -> None:
+    """Eight blocks on a multiprocessor leave 64 registers a thread: the frame and the instructions must both say so."""
+    used = compiled(results["crowded"]).resources
+    assert used.registers <= 64
+    assert used.spilled_bytes > 0
+    assert used.spill_loads > 0
+    assert used.spill_stores > 0
 
 
 def test_equal_requests_compile_once(results: dict[str, Result]) -> None:
@@ -169,12 +180,37 @@ def test_a_second_build_compiles_nothing(built: Build, monkeypatch: pytest.Monke
     assert again.kernels == built.kernels
 
 
-def test_without_the_cache_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def canned(built: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiles are answered with a cubin at hand, at once."""
+    answer = Compiled(built.kernels[0].cubin, 1.0)
+    monkeypatch.setattr(Pool, "run", lambda self, tasks: ((key, answer) for key, _ in tasks))
+
+
+@pytest.mark.usefixtures("canned")
+def test_without_the_cache_nothing_is_read_or_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSDGEN_CACHE_DIR", str(tmp_path / "cache"))
     assert len(build([REQUESTS["hinted"]], cache=False).kernels) == 1
     assert not (tmp_path / "cache").exists()
+    assert not build([REQUESTS["hinted"]]).kernels[0].cached
+    assert build([REQUESTS["hinted"]]).kernels[0].cached
+    assert not build([REQUESTS["hinted"]], cache=False).kernels[0].cached
 
 
+def test_without_the_cache_the_compiler_has_none_either() -> None:
+    with Pool(1, 60, compiler_cache=False) as pool:
+        assert pool.environment["CUDA_TILE_CACHE_DIR"] == "off"
+
+
+def test_a_system_toolkit_is_hidden_from_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen through these variables, it breaks the one that pip installed ("Return code 5")."""
+    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/cuda/lib64")
+    with Pool(1, 60, compiler_cache=True) as pool:
+        assert not {"CUDA_HOME", "LD_LIBRARY_PATH"} & pool.environment.keys()
+
+
+@pytest.mark.usefixtures("canned")
 def test_a_cache_that_cannot_be_written_costs_only_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("SSDGEN_CACHE_DIR", str(tmp_path / "file"))
@@ -182,6 +218,11 @@ def test_a_cache_that_cannot_be_written_costs_only_the_cache(tmp_path: Path, mon
     assert len(result.kernels) == 1
     assert len(result.notes) == 1
     assert "not cached" in result.notes[0]
+
+
+def test_a_cubin_that_cannot_be_read_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pool, "run", lambda self, tasks: ((key, Compiled(b"junk", 1.0)) for key, _ in tasks))
+    assert "cannot be read: not a cubin" in failed(build([REQUESTS["hinted"]], cache=False).results[0]).message
 
 
 def test_a_compile_that_takes_too_long_is_given_up() -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ssdgen.build.compile import build
 from ssdgen.build.elf import CubinError, read_cubin
-from tests.build.requests import request
 
 INSTRUCTIONS = {"LDL": 0x7983, "STL": 0x7387, "HMMA": 0x723C, "HGMMA": 0x79F0, "HGMMA register": 0x7DF0}
 
@@ -90,12 +88,3 @@ def test_a_damaged_text_is_refused() -> None:
     size = data.index(struct.pack("<Q", 16), len(data) - 64 * 7)
     with pytest.raises(CubinError):
         read_cubin(data[:size] + struct.pack("<Q", 15) + data[size + 8 :])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="cuda-tile is for Linux")
-def test_spills_of_a_kernel_that_needs_too_many_registers() -> None:
-    """A product of 256 x 256 tiles on sm_80 does not fit its registers: frame and instructions must both say so."""
-    used = build([request("gram", "sm_80", length=256)]).kernels[0].resources
-    assert used.spilled_bytes > 0
-    assert used.spill_loads > 0
-    assert used.spill_stores > 0
