@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import combinations, pairwise, product
 
 import pytest
 from hypothesis import assume, given, settings
@@ -13,7 +14,7 @@ from ssdgen.ir.expr import OPS, Apply, Const, Contract, Expr, Index, Ref, Size, 
 from ssdgen.ir.layer import ANY, INFINITY, Interval
 from ssdgen.spec.bounds import bounds, contains, holds
 
-X, Y = Ref("x"), Ref("y")
+X, Y, Z = Ref("x"), Ref("y"), Ref("z")
 
 
 LEAVES: st.SearchStrategy[Expr] = st.sampled_from([X, Y, Const(1), Const(0), Const(2), Const(-0.5)])
@@ -96,11 +97,9 @@ def exprs(draw: st.DrawFn, depth: int = 3) -> Expr:
     return Apply(op, tuple(draw(exprs(depth - 1)) for _ in range(OPS[op])))
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_bounds_contain_every_value(data: st.DataObject) -> None:
-    expr = data.draw(exprs())
-    env = {"x": data.draw(intervals()), "y": data.draw(intervals())}
+def check(expr: Expr, data: st.DataObject) -> None:
+    """Draw intervals for the names of `expr` and values in them, and compare."""
+    env = {name: data.draw(intervals()) for name in ("x", "y", "z")}
     values = {name: data.draw(members(interval)) for name, interval in env.items()}
     try:
         found = value(expr, values)
@@ -110,6 +109,47 @@ def test_bounds_contain_every_value(data: st.DataObject) -> None:
     known = bounds(expr, env)
     slack = 1e-9 * max(1.0, *(abs(value(e, values)) for e in walk(expr)))
     assert known.low - slack <= found <= known.high + slack, f"{expr} = {found} is outside {known}"
+
+
+def intervals_between(points: list[float]) -> list[tuple[Interval, list[float]]]:
+    """Every interval between two of `points`, and some of its numbers, the finite ends among them."""
+    found = []
+    for low, high in combinations(points, 2):
+        inside = [p for p in points if low <= p <= high and math.isfinite(p)]
+        inside += [20.0] * (high == INFINITY) + [-20.0] * (low == -INFINITY)
+        inside += [(a + b) / 2 for a, b in pairwise(inside)]
+        found.append((Interval(low, high), inside))
+    return found
+
+
+GRIDS = {
+    1: intervals_between([-INFINITY, -3, -1.5, -0.9, -0.5, 0, 0.5, 0.7, 1, 2, INFINITY]),
+    2: intervals_between([-INFINITY, -2, -0.5, 0, 0.5, 3, INFINITY]),
+    3: intervals_between([-INFINITY, -1, 0, 2, INFINITY]),
+}
+POWERS = [Apply("pow", (X, Const(c))) for c in (-2, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    "expr", [*(Apply(op, (X, Y, Z)[:n]) for op, n in OPS.items() if op != "pow"), *POWERS], ids=str
+)
+def test_bounds_of_one_operation_contain_every_value(expr: Apply) -> None:
+    names = ("x", "y", "z")[: len([a for a in expr.args if isinstance(a, Ref)])]
+    for chosen in product(GRIDS[len(names)], repeat=len(names)):
+        known = bounds(expr, dict(zip(names, (interval for interval, _ in chosen), strict=True)))
+        for numbers in product(*(inside for _, inside in chosen)):
+            try:
+                found = value(expr, dict(zip(names, numbers, strict=True)))
+            except (ValueError, ZeroDivisionError):
+                continue  # no real value: the caller's
+            slack = 1e-12 * max(1.0, abs(found))
+            assert known.low - slack <= found <= known.high + slack, f"{expr} of {numbers} is {found}, not in {known}"
+
+
+@settings(max_examples=100, deadline=None)
+@given(exprs(), st.data())
+def test_bounds_of_nested_operations_contain_every_value(expr: Expr, data: st.DataObject) -> None:
+    check(expr, data)
 
 
 def test_every_operation_has_a_rule() -> None:
