@@ -28,8 +28,8 @@ def build(
 ) -> Build:
     """Compile every request, `jobs` at a time (one a core if None), each for at most `timeout` seconds.
 
-    Equal requests compile once, and what the cache holds is not compiled; with `cache=False` neither ssdgen's cache nor
-    cuTile's own is read or written. A kernel that does not compile, crashes the compiler or takes too long is a
+    Equal requests compile once, and what the cache holds is not compiled; with `cache=False` the cache is neither
+    read nor written. A kernel that does not compile, crashes the compiler or takes too long is a
     `CompileFailure` in the result: nothing is raised for it. When interrupted, no compiler is left running. Raises
     UserError if there is no compiler.
     """
@@ -61,7 +61,7 @@ def build(
             finish(indices, kept, cached=True)
         else:
             missing.append((key, requests[indices[0]]))
-    with Pool(jobs or len(os.sched_getaffinity(0)), timeout, compiler_cache=cache) as pool:
+    with Pool(jobs or len(os.sched_getaffinity(0)), timeout) as pool:
         for key, answer in pool.run(missing):
             if isinstance(answer, Compiled):
                 store.put(key, answer)

@@ -27,7 +27,7 @@ UNSET = ("CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH")
 class Pool:
     """At most `jobs` compiling processes, started when needed; leaving the context kills them and their compilers."""
 
-    def __init__(self, jobs: int, timeout: float, compiler_cache: bool) -> None:
+    def __init__(self, jobs: int, timeout: float) -> None:
         self.jobs = jobs
         self.timeout = timeout
         self.idle: list[_Worker] = []
@@ -35,8 +35,7 @@ class Pool:
         self.folder = tempfile.TemporaryDirectory(prefix="ssdgen-")
         self.environment = {name: value for name, value in os.environ.items() if name not in UNSET}
         self.environment["CUDA_TILE_TEMP_DIR"] = self.folder.name
-        if not compiler_cache:
-            self.environment["CUDA_TILE_CACHE_DIR"] = "off"
+        self.environment["CUDA_TILE_CACHE_DIR"] = "off"  # keyed by paths and lines: it would grow and seldom hit
 
     def __enter__(self) -> Pool:
         return self

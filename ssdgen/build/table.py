@@ -1,18 +1,13 @@
-"""A build for people and for programs: the table of resources, the progress bar, and JSON."""
+"""A build for people and for programs: the table of resources, and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from ssdgen.build.compile import Progress as Callback
 from ssdgen.build.compile import Result
 from ssdgen.ir.build import Build, CompiledKernel, CompileFailure, KernelResources
 
@@ -56,19 +51,6 @@ def mma_text(used: KernelResources) -> str:
     """The tensor core instructions of a kernel: `wgmma x24`, `tcgen05 x24 tmem`, `-` for none."""
     text = " + ".join(f"{kind} x{count}" for kind, count in used.mma)
     return f"{text} tmem" if used.tmem else text or "-"
-
-
-@contextmanager
-def progress_bar(console: Console, total: int) -> Iterator[Callback]:
-    """A bar on `console` while the context lasts; yields what `build` takes as `progress`. Silent off a terminal."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting the compilers", total=total)
-
-        def show(result: Result, done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, description=str(result.request))
-
-        yield show
 
 
 def to_json(build: Build) -> dict[str, Any]:

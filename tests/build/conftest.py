@@ -1,17 +1,15 @@
-"""Caches of their own: a test neither reads what another left behind nor writes into the user's."""
+"""A cache of their own: a test neither reads what another left behind nor writes into the user's."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
-def caches(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """Both caches in temporary folders, one pair for each test file; the value is ssdgen's."""
-    folder = tmp_path_factory.mktemp("caches")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A temporary cache for each test file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SSDGEN_CACHE_DIR", str(folder / "ssdgen"))
-        patch.setenv("CUDA_TILE_CACHE_DIR", "off")
-        yield Path(folder / "ssdgen")
+        patch.setenv("SSDGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield

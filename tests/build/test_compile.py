@@ -197,17 +197,14 @@ def test_without_the_cache_nothing_is_read_or_kept(tmp_path: Path, monkeypatch: 
     assert not build([REQUESTS["hinted"]], cache=False).kernels[0].cached
 
 
-def test_without_the_cache_the_compiler_has_none_either() -> None:
-    with Pool(1, 60, compiler_cache=False) as pool:
-        assert pool.environment["CUDA_TILE_CACHE_DIR"] == "off"
-
-
 def test_a_system_toolkit_is_hidden_from_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen through these variables, it breaks the one that pip installed ("Return code 5")."""
+    """Seen through these variables, it breaks the one that pip installed ("Return code 5"); cuTile's cache is off too."""
     monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/cuda/lib64")
-    with Pool(1, 60, compiler_cache=True) as pool:
+    monkeypatch.setenv("CUDA_TILE_CACHE_DIR", "kept")
+    with Pool(1, 60) as pool:
         assert not {"CUDA_HOME", "LD_LIBRARY_PATH"} & pool.environment.keys()
+        assert pool.environment["CUDA_TILE_CACHE_DIR"] == "off"
 
 
 @pytest.mark.usefixtures("canned")
@@ -232,7 +229,7 @@ def test_a_compile_that_takes_too_long_is_given_up() -> None:
 
 def test_an_interrupt_leaves_no_compiler_running() -> None:
     tasks = [("hangs", request("gram", module=EMITTED / "hangs.py")), ("scale", request("scale"))]
-    pool = Pool(2, 60, compiler_cache=False)
+    pool = Pool(2, 60)
     with pytest.raises(KeyboardInterrupt):
         interrupt_after_an_answer(pool, tasks)
     workers = pool.busy + pool.idle

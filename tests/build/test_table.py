@@ -6,7 +6,7 @@ import json
 
 from rich.console import Console
 
-from ssdgen.build.table import progress_bar, resource_table, to_json
+from ssdgen.build.table import resource_table, to_json
 from ssdgen.ir.build import Build, CompiledKernel, CompileFailure, KernelResources
 from tests.build.requests import request
 
@@ -62,18 +62,3 @@ def test_json_holds_what_the_table_holds() -> None:
     assert second["resources"]["spilled_bytes"] == 96
     assert (failed["ok"], failed["message"], failed["spec"]) == (False, "no such cast", "layer.ssd:21")
     assert value["notes"] == ["not cached"]
-
-
-def test_the_bar_is_silent_off_a_terminal() -> None:
-    console = Console(width=80)
-    with console.capture() as capture, progress_bar(console, 4) as show:
-        show(BUILD.results[0], 1, 4)
-    assert capture.get() == ""
-
-
-def test_the_bar_names_the_kernel_on_a_terminal() -> None:
-    console = Console(width=100, force_terminal=True, _environ={})
-    with console.capture() as capture, progress_bar(console, 4) as show:
-        show(BUILD.results[0], 1, 4)
-    assert "1/4" in capture.get()
-    assert "gram [sm_90, bf16 [swap]]" in capture.get()
