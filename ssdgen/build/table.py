@@ -12,6 +12,13 @@ from ssdgen.build.compile import Result
 from ssdgen.ir.build import Build, CompiledKernel, CompileFailure, KernelResources
 
 
+COLUMNS = ("kernel", "arch", "configuration", "MMA", "smem KB", "regs", "spill B", "TMA", "cubin KB", "s")
+CAPTION = (
+    "MMA and TMA (loads/stores): instructions in the text; tmem: accumulators in tensor memory; smem: shared memory of a "
+    "block; regs and spill: of a thread; (s): compile seconds of a kernel that the cache had"
+)
+
+
 def resource_table(build: Build) -> Table:
     """One row for each kernel, architecture and label, in the order of the requests; failed ones say so."""
     table = Table(box=None, pad_edge=False, caption=CAPTION, caption_justify="left", caption_style="dim")
@@ -25,13 +32,6 @@ def resource_table(build: Build) -> Table:
         cells = _cells(result) if isinstance(result, CompiledKernel) else (Text("failed", "red"),)
         table.add_row(Text(request.kernel), Text(request.arch), Text(request.label), *cells)
     return table
-
-
-COLUMNS = ("kernel", "arch", "configuration", "MMA", "smem KB", "regs", "spill B", "TMA", "cubin KB", "s")
-CAPTION = (
-    "MMA and TMA (loads/stores): instructions in the text; tmem: accumulators in tensor memory; smem: shared memory of a "
-    "block; regs and spill: of a thread; (s): compile seconds of a kernel that the cache had"
-)
 
 
 def _cells(kernel: CompiledKernel) -> tuple[Text, ...]:
