@@ -149,6 +149,13 @@ class KernelBuilder:
             raise Unsupported(f"`index({axis})`, whose axis this kernel does not run over")
         if slot.extent == "1":
             return float32(Ref(slot.index))
+        if self.hoist is not None and self.hoist[0] == axis:  # a loop over tiles: only the offset in a tile is fixed
+            name = self.names.of("index", f"{axis}_offset")
+            line = f"{name} = ct.arange({slot.extent}, dtype=ct.int32)"
+            if line not in self.position:
+                self.position.append(line)
+            start = Apply("mul", (Ref(slot.index), Ref(slot.extent)))
+            return float32(Apply("add", (start, Ref(name, (axis,)))))
         name = self.names.of("index", f"{axis}_index")
         line = f"{name} = {slot.index} * {slot.extent} + ct.arange({slot.extent}, dtype=ct.int32)"
         if line not in self.position:

@@ -25,6 +25,7 @@ _FOLD: dict[str, Callable[..., float]] = {
     "abs": abs,
     "min": min,
     "max": max,
+    "clamp": lambda x, low, high: min(max(x, low), high),
 }
 
 
@@ -102,7 +103,7 @@ def at_most_0(expr: Expr) -> Expr:
 
 def clamp_log2(expr: Expr) -> Expr:
     """A token's log2 decay, clamped to [LOG2_MIN, 0]."""
-    return Apply("clamp", (expr, Const(LOG2_MIN), Const(0)))
+    return fold(Apply("clamp", (expr, Const(LOG2_MIN), Const(0))))
 
 
 def float32(expr: Expr) -> Expr:

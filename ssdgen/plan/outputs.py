@@ -226,4 +226,6 @@ def _position(builder: WalkBuilder, row: str | None) -> list[str]:
         lines.append(f"{row}_tiles = ct.cdiv({out.name}.shape[{out.axes.index(row)}], {tile_constant(row)})")
         lines.append(f"{row}_tile, block = block % {row}_tiles, block // {row}_tiles")
     lines.append("chunk, batch = block % chunks, block // chunks")
+    if "length" in builder.used:
+        lines.append(builder.length_line())
     return [*lines, *builder.position_lines("heads")]
