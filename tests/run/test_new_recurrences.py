@@ -6,17 +6,14 @@ decay and weight, read before the token; two inputs, one through a feature map t
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
 from ssdgen.derive import chunk_form, prove, recurrence
 from ssdgen.diagnostics import Source
 from ssdgen.emit import emit
-from ssdgen.ir.plan import Plan
 from ssdgen.plan import plan as plan_of
+from ssdgen.run.gates import every_gate
 from ssdgen.run.load import load
-from ssdgen.run.verify import verify
 from ssdgen.spec import read_layer
 
 SQUARED_STEP = """\
@@ -87,19 +84,14 @@ schedule
 SPECS = {"squared_step": SQUARED_STEP, "half": HALF, "two_inputs": TWO_INPUTS}
 
 
-def pipeline(text: str) -> tuple[Plan, ModuleType]:
-    """The text through every stage; nothing here knows which recurrence it is."""
-    form = chunk_form(recurrence(read_layer(Source("new.ssd", text))))
-    prove(form)
-    plan = plan_of(form)
-    source = emit(plan)
-    return plan, load(source.name, source.files)
-
-
 @pytest.mark.parametrize("name", SPECS)
 def test_new_recurrence(name: str) -> None:
-    """Derived, proved, emitted; the portable path and the emulated kernels equal the token loop in every check."""
-    plan, module = pipeline(SPECS[name])
+    """Derived, proved, emitted, compiled; the portable path and the emulated kernels equal the token loop."""
+    form = chunk_form(recurrence(read_layer(Source("new.ssd", SPECS[name]))))
+    plan = plan_of(form)
     assert not plan.refused
-    report = verify(plan, module, ("portable", "emulation"))
+    source = emit(plan)
+    module = load(source.name, source.files)
+    report = every_gate(prove(form), plan, module, ("proof", "portable", "emulation", "compile"))
     assert report.passed, str(report)
+    assert not any(c.skipped for c in report.checks)
