@@ -41,7 +41,7 @@ def declare_groups(statements: list[s.Shares], scope: Scope) -> tuple[Group, ...
     groups: list[Group] = []
     for group, head in (pair for statement in statements for pair in statement.pairs):
         axis, shared = scope.axis(group), scope.axis(head) or scope.head
-        if axis is None:
+        if axis is None or not shared:
             continue
         if axis in (scope.batch, scope.time, shared) or axis in scope.shared or shared != (scope.head or shared):
             hint = "write `g shares h`: one axis of groups, one of the heads that share them"
@@ -108,6 +108,7 @@ def like_input(word: s.Word, scope: Scope) -> Tensor | None:
     tensor = scope.inputs.get(word.text)
     if tensor is None and word.text not in scope.forgiven:
         hint = closest(word.text, scope.inputs, f"the inputs are {', '.join(scope.inputs)}" if scope.inputs else "")
+        scope.forgiven.add(word.text)
         scope.problems.add("E031", word.span, f"`like {word.text}`: no input is called `{word.text}`", hint)
     return tensor
 

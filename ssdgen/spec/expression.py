@@ -27,8 +27,8 @@ def resolve(term: Term, scope: Scope, place: Place) -> Expr | None:
             return Const(value, span)
         case Name():
             return _name(term, scope, place)
-        case Call(function=function, args=args, span=span):
-            return _call(function, args, span, scope, place)
+        case Call():
+            return _call(term, scope, place)
 
 
 def _name(term: Name, scope: Scope, place: Place) -> Expr | None:
@@ -102,6 +102,7 @@ def _unknown(word: Word, scope: Scope, place: Place) -> None:
         hint = f"write `index({name})` for the position along it, `size({name})` for its length"
         scope.problems.add("E020", word.span, f"`{name}` is an axis", hint)
     else:
+        scope.forgiven.add(name)
         hint = closest(name, scope.names(), "declare it under `inputs`, or name it with `let` before its use")
         scope.problems.add("E020", word.span, f"unknown name `{name}`", hint)
 
@@ -145,16 +146,17 @@ def _too_far_back(term: Name, scope: Scope) -> None:
     scope.problems.add("E042", term.span, f"`{name}[{t}-{term.lag:g}]` is more than one token back", hint)
 
 
-def _call(function: Word, args: tuple[Term, ...], span: Span, scope: Scope, place: Place) -> Expr | None:
+def _call(term: Call, scope: Scope, place: Place) -> Expr | None:
+    function, args, span = term.function, term.args, term.span
     name = function.text
-    infix = function.span == span
-    if not infix:
+    if not term.operator:
         if name not in FUNCTIONS:
             hint = closest(name, FUNCTIONS, f"the functions are {', '.join(sorted(FUNCTIONS))}")
             if name in scope.declared:
                 hint = f"`{name}` is a tensor: a product needs its `*`"
             else:
-                _ = [resolve(a, scope, place) for a in args]
+                for arg in args:
+                    resolve(arg, scope, place)
             scope.problems.add("E040", function.span, f"no function is called `{name}`", hint)
             return None
         if len(args) != FUNCTIONS[name]:

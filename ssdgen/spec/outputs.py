@@ -83,6 +83,7 @@ def _read_equation(
     if name.text not in scope.output_axes:
         if name.text not in scope.forgiven:
             hint = f"declare it above, as in `{name.text}[b t h p] : like x`"
+            scope.forgiven.add(name.text)
             add("E061", name.span, f"no output is called `{name.text}`", hint)
         return
     if statement.axes:

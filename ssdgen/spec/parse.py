@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -106,9 +107,8 @@ def _start_rule(statement: Statement, problems: Problems) -> str | None:
     return statement.block
 
 
-def _in_words(names: object) -> str:
+def _in_words(names: Iterable[str]) -> str:
     """Several alternatives as a person would say them."""
-    assert hasattr(names, "__iter__")
     found = set(names)
     if found >= {"a name", "a number", "`(`"}:
         found = (found - _OPERAND) | {"a value"}
@@ -134,6 +134,8 @@ def _syntax_hint(text: str, token: Token, expected: str) -> str:
         return "`x[b t h] : f32 = 0` declares a default; an equation of a let or output has no brackets on its left"
     if "an operator" in expected and (token[:1].isalnum() or token == "("):
         return "a product needs its `*`"
+    if token == "[" and expected == "`=`":
+        return "tensors are declared under `inputs`"
     if token.type == "$END" and "`:`" in expected:
         return "a declaration ends with its dtype, as in `x[b t h] : f32`"
     return ""
@@ -274,7 +276,7 @@ class _Build:
                 args = tuple(self.term(a) for a in c[1:] if a is not None)
                 return s.Call(self.word(c[0]), args, span)
             case op:
-                return s.Call(s.Word(str(op), span), tuple(self.term(a) for a in c), span)
+                return s.Call(s.Word(str(op), span), tuple(self.term(a) for a in c), span, operator=True)
 
     def _at(self, parts: list[Tree[Token] | Token]) -> tuple[s.Word, int | float]:
         return self.word(parts[0]), 0 if parts[1] is None else self.number(parts[1]).value

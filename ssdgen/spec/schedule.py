@@ -137,9 +137,19 @@ class ScheduleReader:
             self._read_order(knob, known[knob.subject.text], self._layouts)
 
     def _read_internal(self, knob: Knob) -> None:
-        scope = self._scope
-        assert knob.subject is not None
-        if self._known(knob.subject, [*scope.inputs, *scope.lets], "input or `let`"):
+        scope, subject = self._scope, knob.subject
+        assert subject is not None
+        if (
+            not self._known(subject, [*scope.inputs, *scope.lets], "input or `let`")
+            or not scope.batch
+            or not scope.time
+        ):
+            return
+        value = scope.ref(subject.text, 0, subject.span)
+        if not value.per_token or set(value.axes) != {scope.batch, scope.head}:
+            hint = f"such copies are of what varies over {listing((scope.batch, scope.time, scope.head))} alone"
+            scope.problems.add("E074", subject.span, f"`{subject.text}` is no scalar of a token and head", hint)
+        else:
             self._read_order(knob, (scope.batch, scope.time, scope.head), self._internals)
 
     def _read_order(self, knob: Knob, axes: Axes, into: list[Layout]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ssdgen.diagnostics import Span
@@ -29,11 +28,13 @@ class Scope:
     """The names declared so far, and which of them have been used.
 
     `batch`, `time` and `head` are known before the first expression. `forgiven` holds the words of statements that could
-    not be read: what they declare is unknown, so a use of them is no further error. `later` holds the lets still to come.
+    not be read: what they declare is unknown, so a use of them is no further error; an
+    unknown name or axis joins them once it is reported. `later` holds the lets still to come.
     """
 
     problems: Problems
     forgiven: set[str] = field(default_factory=set)
+    forgiven_axes: set[str] = field(default_factory=set)
     axes: dict[str, Axis] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)  # group axis -> head axis
     batch: str = ""
@@ -66,12 +67,13 @@ class Scope:
         self.declared[name.text] = name.span
         return True
 
-    def axis(self, word: Word, among: Iterable[str] | None = None) -> str | None:
+    def axis(self, word: Word) -> str | None:
         """The declared axis `word`, or None after reporting it."""
-        known = list(self.axes) if among is None else list(among)
+        known = list(self.axes)
         if word.text in known:
             return word.text
-        if word.text not in self.forgiven:
+        if word.text not in self.forgiven_axes:
+            self.forgiven_axes.add(word.text)
             otherwise = f"the axes are {', '.join(known)}" if known else "declare it under `axes`"
             self.problems.add("E021", word.span, f"unknown axis `{word.text}`", closest(word.text, known, otherwise))
         return None
@@ -134,4 +136,6 @@ class Scope:
 
     def forgive(self, text: str) -> None:
         """Take every word of a statement that could not be read as possibly declared."""
-        self.forgiven.update(re.findall(r"[A-Za-z_]\w*", text))
+        words = re.findall(r"[A-Za-z_]\w*", text)
+        self.forgiven.update(words)
+        self.forgiven_axes.update(words)

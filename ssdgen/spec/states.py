@@ -56,6 +56,7 @@ def read_states(equations: list[s.Assign], forms: dict[str, s.Form], scope: Scop
         if name.text not in scope.state_axes:
             if name.text not in scope.forgiven:
                 hint = f"declare it above, as in `{name.text}[b h p n] : f32`"
+                scope.forgiven.add(name.text)
                 scope.problems.add("E052", name.span, f"no state is called `{name.text}`", hint)
         elif name.text in updates:
             hint = "a state has one equation: add the terms up in it"

@@ -36,11 +36,12 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`function(args)`; infix operators are calls of `add`, `mul`, `dot` ..."""
+    """`function(args)`, or an operator: a call of `add`, `sub`, `mul`, `div`, `neg`, `pow` or `dot`."""
 
     function: Word
     args: tuple[Term, ...]
     span: Span
+    operator: bool = False
 
 
 Term = Number | Name | Call

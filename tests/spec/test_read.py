@@ -274,3 +274,18 @@ def test_printed_expressions_read_back(expr: Expr) -> None:
     product = value.args[1]
     assert isinstance(product, Apply)
     assert str(product.args[0]) == str(expr)
+
+
+def test_blocks_may_stand_in_any_order_and_several_times() -> None:
+    head, axes, inputs, state, output = re.split(r"^(?=axes|inputs|state|output)", TINY, flags=re.MULTILINE)
+    first, second = inputs.split("  B[")
+    shuffled = read(head + output + f"inputs\n  B[{second}" + state + axes + first)
+    assert {t.name for t in shuffled.inputs} == {t.name for t in read(TINY).inputs}
+    assert (shuffled.states, shuffled.outputs) == (read(TINY).states, read(TINY).outputs)
+
+
+def test_one_layout_of_lines_is_as_good_as_another() -> None:
+    same = TINY.replace("state\n  S[b", "state S[b").replace(
+        "a * S[t-1] + outer(x, B)", "a *\n      S[t-1] + outer(\nx,\n\n  B)"
+    )
+    assert read(same) == read(TINY)
