@@ -11,7 +11,6 @@ from rich.text import Text
 from ssdgen.build.compile import Result
 from ssdgen.ir.build import Build, CompiledKernel, CompileFailure, KernelResources
 
-
 COLUMNS = ("kernel", "arch", "configuration", "MMA", "smem KB", "regs", "spill B", "TMA", "cubin KB", "s")
 CAPTION = (
     "MMA and TMA (loads/stores): instructions in the text; tmem: accumulators in tensor memory; smem: shared memory of a "
