@@ -37,7 +37,7 @@ def declare_states(declared: list[s.Declare], scope: Scope) -> dict[str, s.Form]
         form, name = statement.form, statement.form.name
         free, axes = scope.declare(name), scope.axes_list(form.axes)
         dtypes = dtypes_of(statement.type.dtypes, scope)
-        if statement.type.dtypes != () and dtypes is not None and dtypes != ("f32",):
+        if dtypes is not None and dtypes != ("f32",):
             scope.problems.add("E030", statement.type.span, "a state is kept in f32", "write `: f32`")
         plain_type(statement.type, "a state", scope)
         if free and axes is not None and _state_axes_fit(form, axes, scope):
