@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from textwrap import wrap
@@ -26,6 +27,7 @@ from ssdgen.ir.plan import (
 )
 
 WIDTH = 110
+GLUE = "\N{NO-BREAK SPACE}"
 
 
 def describe(plan: Plan) -> str:
@@ -48,22 +50,22 @@ def describe(plan: Plan) -> str:
 
 
 def _kernel(kernel: TokenKernel | StateKernel | OutputKernel) -> Iterator[str]:
-    yield f"kernel {kernel.name}, a block for each of {' x '.join(kernel.grid)}"
+    yield f"kernel {kernel.name}, blocks: {' x '.join(map(_host, kernel.grid))}"
     yield from (f"  {line}" for line in wrap(kernel.doc, WIDTH))
     arrays = ", ".join(_array(p) for p in kernel.parameters if p.is_array)
-    yield from (f"  {line}" for line in wrap(f"arrays: {arrays}", WIDTH, subsequent_indent="  "))
+    yield from (f"  {line}".replace(GLUE, " ") for line in wrap(f"arrays: {arrays}", WIDTH, subsequent_indent="  "))
     match kernel:
         case TokenKernel(body=body):
             yield from _statements(body)
         case StateKernel():
             yield from _statements(kernel.before)
-            yield f"  for each of {kernel.chunks} chunks"
+            yield f"  for each of {_host(kernel.chunks)} chunks"
             yield from _statements((*kernel.enter, *kernel.step), "    ")
             yield from _statements(kernel.after)
         case OutputKernel():
             yield from _statements(kernel.before)
             yield from (f"  {_named(a)} = 0" for a in kernel.accumulators)
-            yield f"  for {kernel.tile} of {kernel.tiles}"
+            yield f"  for {kernel.tile} of {_host(kernel.tiles)}"
             yield from _statements(kernel.contract, "    ")
             yield from _statements((*kernel.combine, *kernel.outputs))
 
@@ -84,7 +86,7 @@ def _statement(statement: Statement) -> str:
         case Last(target=target, value=value):
             return f"{_named(target)} = last({_text(value)})"
         case Dot(target=target, factors=(left, right), over=over, accumulator=total, precision=precision):
-            product = f"({_text(left)}) . ({_text(right)}) over {over}  {precision}"
+            product = f"{_factor(left)} . {_factor(right)} over {over}, {precision}"
             return f"{_named(target)} = {_text(total)} + {product}"
         case Store(array=array, slots=slots, value=value):
             return f"store {array}{_slots(slots)} = {_text(value)}"
@@ -97,6 +99,15 @@ def _text(value: Expr) -> str:
         return replace(e, name=f"{e.name}'") if isinstance(e, Ref) and e.axes[:1] == (KEY,) else None
 
     return to_text(rewrite(value, mark))
+
+
+def _factor(value: Expr) -> str:
+    return _text(value) if isinstance(value, Ref) else f"({_text(value)})"
+
+
+def _host(code: str) -> str:
+    """A host expression without the modules that its names come from."""
+    return re.sub(r"\bcdiv\b", "ceil_div", re.sub(r"\b(?:_rt|ct|config)\.", "", code))
 
 
 def _named(target: Ref) -> str:
@@ -112,14 +123,17 @@ def _slots(slots: Iterable[Slot]) -> str:
 
 
 def _array(parameter: Parameter) -> str:
-    return f"{parameter.name}{_of(parameter.axes)} {parameter.role}"
+    return f"{parameter.name}{_of(parameter.axes)} {parameter.role}".replace(" ", GLUE)
 
 
 def _defaults(knob: Knob) -> str:
-    values = dict(knob.defaults)
-    if len(set(values.values())) == 1:
-        return str(next(iter(values.values())))
-    return ", ".join(f"{value} for {dtype}" for dtype, value in values.items())
+    """The default; where dtypes differ, each value with the dtypes of the inputs that it is for."""
+    by_value: dict[str, list[str]] = {}
+    for dtype, value in knob.defaults:
+        by_value.setdefault(str(value), []).append(dtype)
+    if len(by_value) == 1:
+        return next(iter(by_value))
+    return ", ".join(f"{value} ({' '.join(dtypes)})" for value, dtypes in by_value.items())
 
 
 def _columns(rows: Iterable[tuple[str, str, str]]) -> list[str]:

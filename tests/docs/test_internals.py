@@ -43,15 +43,25 @@ def test_every_output_is_what_the_tool_prints(ssdgen: Command, request: pytest.F
 
 
 def output(command: str, ssdgen: Command) -> str:
-    """What `command` prints: `ssdgen ...` run in an empty folder, or `lines FILE FROM TO`, an excerpt between two marks."""
-    name, *arguments = shlex.split(command)
+    """What `command` prints, the first or last lines of it if `| head N` or `| tail N` follows.
+
+    `ssdgen ...` runs in an empty folder; `lines FILE FROM TO` prints a file from a line that starts with FROM to, but not
+    with, the next that starts with TO or the file's end.
+    """
+    whole, _, cut = command.partition(" | ")
+    name, *arguments = shlex.split(whole)
     if name == "ssdgen":
         result = ssdgen(*arguments)
         assert result.code == 0, f"{command}\n{result.err}"
-        return result.out
-    assert name == "lines", f"no such command: {command}"
-    path, first, last = arguments
-    lines = (ROOT / path).read_text(encoding="utf-8").splitlines(keepends=True)
-    start = next(i for i, line in enumerate(lines) if line.startswith(first))
-    end = next(i for i, line in enumerate(lines) if i > start and line.startswith(last))
-    return "".join(lines[start:end]).rstrip() + "\n"
+        lines = result.out.splitlines()
+    else:
+        assert name == "lines", f"no such command: {command}"
+        path, first, last = (*arguments, "\0")[:3]
+        lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+        start = next(i for i, line in enumerate(lines) if line.startswith(first))
+        end = next((i for i, line in enumerate(lines) if i > start and line.startswith(last)), len(lines))
+        lines = "\n".join(lines[start:end]).rstrip().splitlines()
+    if cut:
+        end_of, number = cut.split()
+        lines = {"head": lines[: int(number)], "tail": lines[-int(number) :]}[end_of]
+    return "\n".join(lines) + "\n"
