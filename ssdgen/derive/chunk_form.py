@@ -34,20 +34,21 @@ def chunk_form(rec: Recurrence) -> ChunkForm:
         terms = tuple(ChunkTerm(weight_names[_weight(t)], t.row, t.column, t.lag) for t in s.terms)
         return ChunkState(s.name, s.axes, s.row_axis, s.column_axis, decay_names[_decay(s)], terms)
 
-    states = {s.name: chunk_state(s) for s in rec.states}
+    states = tuple(map(chunk_state, rec.states))
+    by_name = {s.name: s for s in states}
 
     def score(r: Readout, term: ChunkTerm) -> Score:
-        s = states[r.state]
+        s = by_name[r.state]
         return Score("", r.vector, term.column, s.column_axis, s.decay, term.weight, r.at, term.lag)
 
     scores = _Shared[Score]("score", taken)
     for r in rec.readouts:
-        for chunk_term in states[r.state].terms:
+        for chunk_term in by_name[r.state].terms:
             scores.add(score(r, chunk_term), r.state)
     score_names = scores.names()
 
     def read(r: Readout) -> Read:
-        s = states[r.state]
+        s = by_name[r.state]
         interactions = tuple(Interaction(score_names[score(r, t)], t.row, t.lag) for t in s.terms)
         return Read(r.name, r.state, r.vector, r.at, s.decay, interactions)
 
@@ -55,7 +56,7 @@ def chunk_form(rec: Recurrence) -> ChunkForm:
         recurrence=rec,
         decays=tuple(replace(d, name=name) for d, name in decay_names.items()),
         weights=tuple(replace(w, name=name) for w, name in weight_names.items()),
-        states=tuple(states.values()),
+        states=states,
         scores=tuple(replace(s, name=name) for s, name in score_names.items()),
         reads=tuple(map(read, rec.readouts)),
         outputs=rec.outputs,

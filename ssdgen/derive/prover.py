@@ -113,10 +113,11 @@ class Prover:
             self.fail(detail)
 
     def require_equal(self, left: Symbolic, right: Symbolic, what: str) -> None:
-        """Fail unless two values are equal, by expanding, and if that does not do, over a common denominator."""
+        """Fail unless two values are equal: as sums of monomials, or if they have denominators, over a common one."""
         difference = sympy.expand(left - right)
-        if difference != 0 and sympy.expand(sympy.fraction(sympy.together(difference))[0]) != 0:
-            self.fail(f"{what}: {left} is not {right}")
+        if difference != 0 and any(power.base.is_Add for power in difference.atoms(sympy.Pow)):
+            difference = sympy.expand(sympy.fraction(sympy.together(difference))[0])
+        self.require(difference == 0, f"{what}: {left} is not {right}")
 
     # Values
 
@@ -207,6 +208,8 @@ class Prover:
             self.require(len(channels) == len(written.axes[2:]), f"`{state.name}` has a row axis too many")
         for read in form.reads:
             self.require(read.state in {s.name for s in form.states}, f"`{read.state}` is no state")
+            for i in read.interactions:
+                self.require(i.lag == form.score(i.score).lag, f"`{read.name}` takes row and column of two tokens")
         self._well_formed()
 
     def _same(self, what: str, declared: Iterable[str], used: Iterable[str]) -> None:
@@ -217,7 +220,7 @@ class Prover:
         written = [let.value for let in self.layer.lets] + [s.update for s in self.layer.states]
         written += [e for o in self.layer.outputs for e in (o.value, *(g.value for g in o.gates))]
         known = {(r.name, r.axes, r.per_token) for e in written for r in refs(e)}
-        states = {s.name for s in self.layer.states}
+        states, inputs = {s.name for s in self.layer.states}, {t.name for t in self.layer.inputs}
         tokens = {key for key in known if key[0] not in states}
         reads = set()
         for r in self.form.reads:
@@ -230,7 +233,8 @@ class Prover:
             for e in walk(expr):
                 if isinstance(e, Ref):
                     self.require((e.name, e.axes, e.per_token) in allowed, f"`{e!r}` is not declared")
-                    self.require(e.lag in (0, 1), f"`{e}` looks back {e.lag} tokens")
+                    may_lag = e.per_token and e.name in inputs
+                    self.require(e.lag == 0 or (e.lag == 1 and may_lag), f"`{e}` looks back {e.lag} tokens")
                 if isinstance(e, Apply):
                     self.require(OPS.get(e.op) == len(e.args), f"`{e.op}` of {len(e.args)}")
                 if isinstance(e, Contract):
