@@ -45,7 +45,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "optional mixed": ({"z": torch.randn(2, 5, 4, 40).half()}, TypeError, r"`z`.*dtype of `x`"),
     "no tensor": ({"A": [-1.0] * 4}, TypeError, r"`A`.*torch\.Tensor.*list"),
     "device": ({"dt": torch.empty(2, 5, 4, device="meta")}, ValueError, r"`dt`.*meta.*cpu"),
-    "sign": ({"A": torch.ones(4)}, ValueError, r"`A`.*\(-inf, 0\).*1"),
+    "sign": ({"A": torch.ones(4)}, ValueError, r"`A`.*-inf, 0\).*1"),
     "nan in a signed input": ({"A": torch.full((4,), math.nan)}, ValueError, r"`A`.*nan"),
     "state rank": ({"S0": torch.randn(2, 4, 960)}, ValueError, r"`S0`.*\[b h p n\]"),
     "state size": ({"S0": torch.randn(2, 4, 24, 40)}, ValueError, r"`S0`\[b h p n\].*\bp is 40\b"),
@@ -54,7 +54,6 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "unexpected keyword": ({"q": torch.randn(2, 5, 4, 40)}, TypeError, r"\bq\b"),
     "negative limit": ({"dt_min": -1.0}, ValueError, r"`dt_min`.*\[0, inf\].*-1"),
     "tensor for a scalar": ({"dt_max": torch.ones(())}, TypeError, r"`dt_max`.*number"),
-    "config of another type": ({"config": {"chunk": 64}}, TypeError, "Config"),
 }  # fmt: skip
 
 
@@ -67,7 +66,7 @@ def test_wrong_call(mamba2: Subject, gate: Gate, what: str) -> None:
 
 
 BAD_CONFIGS: dict[str, Any] = {
-    "chunk": 40, "scores": "fp8", "intra": "f32", "tile_p": 48, "tile_n": 16, "latency_x": 0, "latency_B": 11,
+    "chunk": 40, "scores": "fp8", "intra": "f32", "tile_p": 48, "tile_n": 24, "latency_x": 0, "latency_B": 11,
     "occupancy_compute_out": 33,
 }  # fmt: skip
 
