@@ -117,7 +117,8 @@ class Prover:
         difference = sympy.expand(left - right)
         if difference != 0 and any(power.base.is_Add for power in difference.atoms(sympy.Pow)):
             difference = sympy.expand(sympy.fraction(sympy.together(difference))[0])
-        self.require(difference == 0, f"{what}: {left} is not {right}")
+        if difference != 0:
+            self.fail(f"{what}: {left} is not {right}")
 
     # Values
 
