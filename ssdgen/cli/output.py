@@ -31,7 +31,7 @@ ERROR_STYLES = {
 REPORT_STYLES = {r"(?m)^  ok\b": "green", r"(?m)^  skip\b": "yellow", r"(?m)^  FAIL\b.*$": "red"}
 
 
-TABLE_WIDTH = 160
+TABLE_WIDTH = 120
 
 
 class OutputClosed(Exception):
@@ -52,10 +52,9 @@ def show_json(value: object) -> None:
 
 
 def show_table(table: Table) -> None:
-    """Print a table to standard output, as wide as the terminal, or as it needs off one."""
+    """Print a table to standard output, as wide as the terminal but never so narrow that cells are cut."""
     console = Console(file=sys.stdout, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, highlight=False, width=TABLE_WIDTH)
+    console.width = max(console.width, TABLE_WIDTH)
     with console.capture() as capture:
         console.print(table)
     show("\n".join(line.rstrip() for line in capture.get().splitlines()))
