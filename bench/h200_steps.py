@@ -11,18 +11,20 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from ragged_once import ragged_inputs
 
 from ssdgen.ir.layer import Layer
-from ssdgen.run.checks import BOUNDS, relative_error
+from ssdgen.run.checks import BOUNDS, one_thread, relative_error
 from ssdgen.run.inputs import Case, Inputs, array_axes, draw
 from ssdgen.run.reference import reference
-from ssdgen.spec import load_source, read_layer
+from ssdgen.spec import builtin_specs, load_source, read_layer
 
 Row = dict[str, Any]
 Call = Callable[[Inputs], tuple[torch.Tensor, ...]]
 TOKENS_WARM = 2048
-TOKENS_LOOP = 16384
-TOKENS_CHECKED = 4096
+TOKENS_LOOP = 4096
+TOKENS_CHECKED = 1024
+PIECE_ELEMENTS = 2**27
 L2_BYTES = 60e6
 
 
@@ -47,7 +49,14 @@ def sizes_of(layer: Layer, shape: str) -> dict[str, int]:
 def bench_case(layer: Layer, shape: str, seed: int = 0) -> Case:
     """What is timed: bf16, no optional input and no initial state, everything else present."""
     absent = {t.name for t in layer.inputs if t.optional} | {f"{s.name}0" for s in layer.states}
-    return Case(sizes_of(layer, shape), dtype="bf16", absent=frozenset(absent), seed=seed)
+    forms = {t.name: t.narrower[0] for t in layer.inputs if t.narrower}  # TileGym has D[h] alone
+    return Case(sizes_of(layer, shape), dtype="bf16", absent=frozenset(absent), forms=forms, seed=seed)
+
+
+def axes_given(layer: Layer, name: str, x: torch.Tensor) -> tuple[str, ...]:
+    """The axes of the array passed for an input: the declared form of its rank."""
+    declared = layer.tensor(name)
+    return next(f for f in (array_axes(layer, declared), *declared.narrower) if len(f) == x.dim())
 
 
 def part(layer: Layer, inputs: Inputs, batch: int, heads: int, tokens: int) -> Inputs:
@@ -58,18 +67,15 @@ def part(layer: Layer, inputs: Inputs, batch: int, heads: int, tokens: int) -> I
     def cut(x: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
         return x[tuple(keep.get(a, slice(None)) for a in axes)].cpu()
 
-    tensors = {}
-    for name, x in inputs.tensors.items():
-        declared = layer.tensor(name)
-        forms = (array_axes(layer, declared), *declared.narrower)
-        tensors[name] = cut(x, next(f for f in forms if len(f) == x.dim()))
+    tensors = {name: cut(x, axes_given(layer, name, x)) for name, x in inputs.tensors.items()}
     states = {s.name: cut(inputs.states[s.name], s.axes) for s in layer.states if s.name in inputs.states}
     return Inputs(tensors, inputs.params, states)
 
 
-def token_loop(layer: Layer, inputs: Inputs, tokens: int) -> dict[str, torch.Tensor]:
+def token_loop(layer: Layer, inputs: Inputs) -> dict[str, torch.Tensor]:
     """Outputs, and final states, by the token loop in float64; the inputs are a `part` of a call's."""
-    outputs, finals = reference(layer, inputs.tensors, inputs.params, inputs.states)
+    with one_thread():
+        outputs, finals = reference(layer, inputs.tensors, inputs.params, inputs.states)
     return outputs | finals
 
 
@@ -77,19 +83,14 @@ def warm(kind: str, shape: str, quick: bool = False) -> Iterator[Row]:
     """Compile what the other steps need: a short sequence of the same classes of lengths and strides."""
     b, _, *rest = shape.split(",")
     short = ",".join([b, str(TOKENS_WARM), *rest])
-    if kind in ("tilegym", "mamba_ssm"):
-        layer = layer_of("mamba2")
-        inputs = draw(layer, bench_case(layer, short), "cuda", "cuda")
-        for name, call in peers().items():
-            if name.startswith(kind):
-                call(inputs)
+    if kind not in builtin_specs():
+        inputs = draw(layer_of("mamba2"), bench_case(layer_of("mamba2"), short), "cuda", "cuda")
+        peers()[kind](inputs)
     else:
         layer, module = layer_of(kind), module_of(kind)
         everything = replace(bench_case(layer, short), absent=frozenset())
         for case in (bench_case(layer, short), everything):
             module.forward(**draw(layer, case, "cuda", "cuda").keywords())
-        from ragged_once import ragged_inputs
-
         module.forward(**ragged_inputs(layer).keywords())
     torch.cuda.synchronize()
     yield from ()
@@ -104,18 +105,39 @@ def verify(name: str, shape: str, quick: bool = False) -> Iterator[Row]:
     got = dict(zip(names, module.forward(**inputs.keywords()), strict=True))
     sizes = case.sizes
     tokens, heads = min(sizes[layer.time], TOKENS_LOOP), min(2, sizes[layer.head])
-    loop = token_loop(layer, part(layer, inputs, sizes[layer.batch] - 1, heads, tokens), tokens)
+    loop = token_loop(layer, part(layer, inputs, sizes[layer.batch] - 1, heads, tokens))
     axes = {o.name: o.axes for o in layer.outputs} | {s.name: s.axes for s in layer.states}
     keep = {layer.batch: slice(-1, None), layer.head: slice(0, heads), layer.time: slice(0, tokens)}
     for key, want in loop.items():
         if key not in {s.name for s in layer.states} or tokens == sizes[layer.time]:
             piece = got[key][tuple(keep.get(a, slice(None)) for a in axes[key])]
             yield row(name, shape, key, "token loop", relative_error(piece.cpu(), want))
-    double = Inputs({k: v.double() for k, v in inputs.tensors.items()}, inputs.params,
-                    {k: v.double() for k, v in inputs.states.items()})  # fmt: skip
-    del inputs
-    for key, value in zip(names, portable(module, double), strict=True):
-        yield row(name, shape, key, "chunked float64", relative_error(got.pop(key), value))
+    for key, error in chunked_errors(layer, module, inputs, got).items():
+        yield row(name, shape, key, "chunked float64", error)
+
+
+def chunked_errors(layer: Layer, module: ModuleType, inputs: Inputs, got: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Relative errors of whole outputs and final states against the chunked form in float64, piece by piece in time."""
+    length = got[layer.outputs[0].name].shape[layer.outputs[0].axes.index(layer.time)]
+    widest = max(x.numel() for x in inputs.tensors.values()) // length
+    tokens = max(64, PIECE_ELEMENTS // widest // 64 * 64)
+    states = {name: x.double() for name, x in inputs.states.items()}
+    apart = dict.fromkeys((o.name for o in layer.outputs), 0.0)
+    size = dict(apart)
+    for start in range(0, length, tokens):
+        now = slice(start, start + tokens)
+        tensors = {}
+        for name, x in inputs.tensors.items():
+            axes = axes_given(layer, name, x)
+            tensors[name] = x[tuple(now if a == layer.time else slice(None) for a in axes)].double()
+        values = portable(module, Inputs(tensors, inputs.params, states))
+        for output, want in zip(layer.outputs, values, strict=False):
+            piece = got[output.name][tuple(now if a == layer.time else slice(None) for a in output.axes)]
+            apart[output.name] += float((piece.double() - want).square().sum())
+            size[output.name] += float(want.square().sum())
+        states = dict(zip(states, values[len(layer.outputs) :], strict=True))
+    errors = {name: math.sqrt(apart[name] / size[name]) for name in apart}
+    return errors | {name: relative_error(got[name], want) for name, want in states.items()}
 
 
 def row(name: str, shape: str, value: str, against: str, error: float) -> Row:
@@ -242,7 +264,7 @@ def measured(layer: Layer, shape: str, calls: dict[str, Call], rounds: int) -> I
     sizes = sizes_of(layer, shape)
     tokens, heads = min(TOKENS_CHECKED, sizes[layer.time]), min(2, sizes[layer.head])
     output = layer.outputs[0]
-    want = token_loop(layer, part(layer, sets[0], sizes[layer.batch] - 1, heads, tokens), tokens)[output.name]
+    want = token_loop(layer, part(layer, sets[0], sizes[layer.batch] - 1, heads, tokens))[output.name]
     keep = {layer.batch: slice(-1, None), layer.head: slice(0, heads), layer.time: slice(0, tokens)}
     errors, graphs = {}, {}
     for name, call in calls.items():
@@ -286,7 +308,12 @@ def sweep(name: str, shape: str, quick: bool = False) -> Iterator[Row]:
     for choice in schedule.mma:
         if choice.dtype == "bf16":
             calls |= {f"{choice.product}={p}": own(module, **{choice.product: p}) for p in choice.precisions[1:]}
-    for kind, choices in (("tile", schedule.tile), ("latency", schedule.latency), ("occupancy", schedule.occupancy)):
+    for kind, choices in (
+        ("tile", schedule.tile),
+        ("state_tile", schedule.state_tile),
+        ("latency", schedule.latency),
+        ("occupancy", schedule.occupancy),
+    ):
         for c in choices:
             calls |= {f"{kind}_{c.name}={v}": own(module, **{f"{kind}_{c.name}": v}) for v in c.values[1:]}
     yield from measured(layer, shape, calls, 5 if quick else 40)

@@ -66,15 +66,16 @@ class Inputs:
 def draw(layer: Layer, case: Case, device: torch.device | str = "cpu", generated_on: str = "cpu") -> Inputs:
     """Random inputs of `layer` as `case` wants them, on `device`.
 
-    A case has the same values wherever they go, unless large ones are `generated_on` the GPU to save time.
+    A case has the same values wherever they go, unless large ones are `generated_on` the GPU to save time and memory.
     """
     generator = torch.Generator(generated_on).manual_seed(case.seed)
+    precision = torch.float64 if generated_on == "cpu" else torch.float32
     uses = _uses(layer)
     tensors: dict[str, torch.Tensor] = {}
     for tensor in layer.inputs:
         axes = array_axes(layer, tensor, case.forms.get(tensor.name))
         shape = [case.sizes[a] for a in axes]
-        normal = torch.randn(shape, generator=generator, dtype=torch.float64, device=generated_on)
+        normal = torch.randn(shape, generator=generator, dtype=precision, device=generated_on)
         value = _values(tensor, uses, layer.time in axes, normal)
         if tensor.name in case.absent:
             continue
@@ -84,7 +85,7 @@ def draw(layer: Layer, case: Case, device: torch.device | str = "cpu", generated
     states: dict[str, torch.Tensor] = {}
     for state in layer.states:
         shape = [case.sizes[a] for a in state.axes]
-        value = torch.randn(shape, generator=generator, dtype=torch.float64, device=generated_on)
+        value = torch.randn(shape, generator=generator, dtype=precision, device=generated_on)
         if f"{state.name}0" in case.zero:
             value = torch.zeros_like(value)
         if f"{state.name}0" not in case.absent:
@@ -149,20 +150,29 @@ def _uses(layer: Layer) -> _Uses:
 
 def _values(tensor: Tensor, uses: _Uses, per_token: bool, normal: torch.Tensor) -> torch.Tensor:
     """Values for `tensor` out of standard normal ones."""
-    uniform = 0.5 * (1 + torch.erf(normal / math.sqrt(2)))
     low, high = tensor.range.low, tensor.range.high
     if tensor.name in uses.softplus:
-        step = torch.exp(math.log(0.001) + uniform * math.log(100.0))  # log-uniform between 0.001 and 0.1
+        step = _steps(normal)
         return step + torch.log(-torch.expm1(-step)) if per_token else 0.1 * normal  # the inverse of softplus
     if tensor.name in uses.gate:
         return normal + 2
     if math.isfinite(low) and math.isfinite(high):
         return low + (high - low) * torch.sigmoid(normal + 2)
     if high <= 0:
-        return torch.nn.functional.logsigmoid(normal + 3) if per_token else -(1 + 15 * uniform)
+        return torch.nn.functional.logsigmoid(normal + 3) if per_token else -(1 + 15 * _uniform(normal))
     if low >= 0:
-        return torch.exp(math.log(0.001) + uniform * math.log(100.0)) if normal.dim() == 3 else normal.abs() + 0.01
+        return _steps(normal) if normal.dim() == 3 else normal.abs() + 0.01
     return normal
+
+
+def _uniform(normal: torch.Tensor) -> torch.Tensor:
+    """Uniform between 0 and 1."""
+    return 0.5 * (1 + torch.erf(normal / math.sqrt(2)))
+
+
+def _steps(normal: torch.Tensor) -> torch.Tensor:
+    """Log-uniform between 0.001 and 0.1."""
+    return torch.exp(math.log(0.001) + _uniform(normal) * math.log(100.0))
 
 
 def may_be_zero(interval: Interval) -> bool:
