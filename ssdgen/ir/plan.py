@@ -273,6 +273,7 @@ class Config:
     swap: tuple[Product, ...]
     chunk: int
     tile: tuple[tuple[str, int], ...]
+    state_tile: tuple[tuple[str, int], ...]
     latency: tuple[tuple[str, int], ...]
     occupancy: tuple[tuple[str, int], ...]
     precision: tuple[tuple[str, Product, str], ...]

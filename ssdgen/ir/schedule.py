@@ -58,7 +58,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The declared space. `mma` holds every (dtype, product), undeclared ones filled in."""
+    """The declared space. `mma` holds every (dtype, product), undeclared ones filled in.
+
+    `tile` are tiles of `compute_out`, `state_tile` those of a state in `fwd_pass_state`.
+    """
 
     chunk: tuple[int, ...] = (64,)
     mma: tuple[MmaChoice, ...] = ()
@@ -67,5 +70,6 @@ class Schedule:
     swap: tuple[Product, ...] = ()
     latency: tuple[Choice, ...] = ()
     tile: tuple[Choice, ...] = ()
+    state_tile: tuple[Choice, ...] = ()
     occupancy: tuple[Choice, ...] = ()
     plan: tuple[PlanName, ...] = ("three_kernel",)

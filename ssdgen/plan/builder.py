@@ -59,9 +59,9 @@ class KernelBuilder:
         self.parameters.setdefault(name, replace(parameter, name=name))
         return name
 
-    def constant(self, name: str) -> str:
-        """Declare the compile-time constant printed in capitals whose value is the config field `name`; its name."""
-        return self.declare(Parameter(name.upper(), "constant", name))
+    def constant(self, name: str, field: str = "") -> str:
+        """Declare the compile-time constant `name`, printed in capitals, with the value of a config field; its name."""
+        return self.declare(Parameter(name.upper(), "constant", field or name))
 
     def latency(self, name: str) -> str | None:
         """The latency constant of a tensor, if the schedule gives it one."""

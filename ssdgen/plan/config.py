@@ -30,6 +30,8 @@ def default_config(form: ChunkForm) -> Config:
     channel_axes = dict.fromkeys(a for s in form.states for a in (s.row_axis, s.column_axis) if a is not None)
     tiles = {layer.head: TILE_HEADS} | {a: tile_for(layer.size(a)) for a in channel_axes}
     tiles |= {c.name: c.values[0] for c in schedule.tile}
+    state_tiles = {a: tile_for(layer.size(a)) for a in channel_axes}
+    state_tiles |= {c.name: c.values[0] for c in schedule.state_tile}
     return Config(
         plan=schedule.plan[0],
         layouts=tuple((x.name, x.axes) for x in schedule.layouts),
@@ -37,6 +39,7 @@ def default_config(form: ChunkForm) -> Config:
         swap=schedule.swap,
         chunk=schedule.chunk[0],
         tile=tuple(tiles.items()),
+        state_tile=tuple(state_tiles.items()),
         latency=tuple((c.name, c.values[0]) for c in schedule.latency),
         occupancy=tuple((c.name, c.values[0]) for c in schedule.occupancy),
         precision=tuple((d, p, precision_of(schedule, d, p)) for d in DTYPES for p in PRODUCTS),
@@ -56,6 +59,9 @@ def knobs(config: Config, products: tuple[Product, ...], roles: tuple[str, ...])
     every = tuple(DTYPES)
     out = [Knob("chunk", "tokens a chunk", tuple((d, config.chunk) for d in every))]
     out += [Knob(f"tile_{a}", f"tile of axis {a}", tuple((d, size) for d in every)) for a, size in config.tile]
+    for axis, size in config.state_tile:
+        doc = f"tile of axis {axis} of a state that walks the chunks"
+        out.append(Knob(f"state_tile_{axis}", doc, tuple((d, size) for d in every)))
     for product in products:
         values = {d: p for d, q, p in config.precision if q == product}
         out.append(Knob(product, f"operands of the `{product}` product", tuple(values.items()), "precision"))

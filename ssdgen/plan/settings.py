@@ -48,6 +48,8 @@ def _setters(form: ChunkForm, config: Config) -> dict[str, Setter]:
     }
     for axis, _ in config.tile:
         setters[f"tile_{axis}"] = _tile(axis)
+    for axis, _ in config.state_tile:
+        setters[f"state_tile_{axis}"] = _state_tile(axis)
     for product in PRODUCTS:
         setters[product] = _precision(product)
     for name in (*(t.name for t in layer.inputs), *(s.name for s in layer.states), *(o.name for o in layer.outputs)):
@@ -59,6 +61,10 @@ def _setters(form: ChunkForm, config: Config) -> dict[str, Setter]:
 
 def _tile(axis: str) -> Setter:
     return lambda c, v: replace(c, tile=_put(c.tile, axis, _number(f"tile_{axis}", v, TILES)))
+
+
+def _state_tile(axis: str) -> Setter:
+    return lambda c, v: replace(c, state_tile=_put(c.state_tile, axis, _number(f"state_tile_{axis}", v, TILES)))
 
 
 def _latency(name: str) -> Setter:

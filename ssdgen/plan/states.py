@@ -33,8 +33,9 @@ def state_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKer
     enter: list[Statement] = [Store(entry, builder.slots(entry_axes(form, state)), carried, channels, latency)]
     kept = builder.tile_axes(state.axes)
     after: list[Statement] = [Store(final, builder.slots(state.axes), carried, kept)]
-    for name in ("chunk", *(f"tile_{a}" for a in channels)):
-        builder.constant(name)
+    builder.constant("chunk")
+    for axis in channels:
+        builder.constant(f"tile_{axis}", f"state_tile_{axis}")
     builder.finish(before, step)
     tiles = ", ".join(f"{a}_tile" for a in channels)
     position = [
@@ -52,7 +53,7 @@ def state_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKer
         parameters=builder.ordered_parameters(),
         grid=(
             f"size_{layer.batch} * size_{layer.head}",
-            *(f"_rt.ceil_div(size_{a}, config.tile_{a})" for a in channels),
+            *(f"_rt.ceil_div(size_{a}, config.state_tile_{a})" for a in channels),
         ),
         position=tuple(position),
         occupancy=f"occupancy_{ROLE}",

@@ -34,7 +34,7 @@ class ScheduleReader:
         self._layouts: list[Layout] = []
         self._internals: list[Layout] = []
         self._swap: tuple[Product, ...] = ()
-        self._choices: dict[str, list[Choice]] = {"latency": [], "tile": [], "occupancy": []}
+        self._choices: dict[str, list[Choice]] = {"latency": [], "tile": [], "state_tile": [], "occupancy": []}
         self._plan: tuple[PlanName, ...] = ("three_kernel",)
 
     def read(self, knob: Knob) -> None:
@@ -47,6 +47,7 @@ class ScheduleReader:
             "swap": self._read_swap,
             "latency": self._read_choices,
             "tile": self._read_choices,
+            "state_tile": self._read_choices,
             "occupancy": self._read_choices,
             "plan": self._read_plan,
         }
@@ -62,6 +63,7 @@ class ScheduleReader:
             swap=self._swap,
             latency=tuple(self._choices["latency"]),
             tile=tuple(self._choices["tile"]),
+            state_tile=tuple(self._choices["state_tile"]),
             occupancy=tuple(self._choices["occupancy"]),
             plan=self._plan,
         )
@@ -176,7 +178,7 @@ class ScheduleReader:
             if kind == "latency":
                 known, what = [*scope.inputs, *scope.state_axes, *scope.output_axes], "input, state or output"
                 values = self._numbers(numbers, "a latency", *LATENCIES, power=False)
-            elif kind == "tile":
+            elif kind in ("tile", "state_tile"):
                 known = [a for a in scope.axes if a in scope.channels(tuple(scope.axes))]
                 what = "channel axis"
                 values = self._numbers(numbers, "a tile", *TILES, power=True)

@@ -298,7 +298,7 @@ def check_config(layer: str, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if isinstance(value, str):
             good, expected = value in PRECISION, f"one of {', '.join(PRECISION)}"
-        elif name == "chunk" or name.startswith("tile_"):
+        elif name == "chunk" or name.startswith(("tile_", "state_tile_")):
             low = 16 if name == "chunk" else 1
             good = isinstance(value, int) and low <= value <= 256 and value & (value - 1) == 0
             expected = f"a power of two from {low} to 256"

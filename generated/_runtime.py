@@ -1,0 +1,365 @@
+"""Host side of the emitted modules: checks of what a caller passes, launches, and small tensor helpers.
+
+Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Axes = tuple[str, ...]
+Launcher = Callable[[Any, tuple[int, ...], tuple[Any, ...]], None]
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+PRECISION = {"bf16": 0, "tf32": 1, "tf32x3": 2}
+"""Precisions of a product, as `_tiles.dot` takes them."""
+
+LIMIT = 2**31 - 1
+"""Kernels index with int32: no array, nor the reach of its strides, may have more elements."""
+
+_LAUNCHER: ContextVar[Launcher | None] = ContextVar("ssdgen_launcher", default=None)
+
+
+@dataclass(frozen=True)
+class Input:
+    """What is known of an input: axes in the order of its array's dimensions, dtypes, and the range of its values.
+
+    `narrower` are accepted forms with fewer axes; `default` stands for an absent input; `optional` ones may be None.
+    """
+
+    name: str
+    axes: Axes
+    dtypes: tuple[torch.dtype, ...]
+    like: str = ""
+    narrower: tuple[Axes, ...] = ()
+    default: float | None = None
+    optional: bool = False
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A run-time scalar and the range it must be in."""
+
+    name: str
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The interface of a layer: its name for messages, inputs, scalars, groups {axis: shared by} and states {name: axes}."""
+
+    name: str
+    batch: str
+    time: str
+    inputs: tuple[Input, ...]
+    scalars: tuple[Scalar, ...]
+    groups: Mapping[str, str]
+    states: Mapping[str, Axes]
+
+
+@contextmanager
+def launcher(launch: Launcher) -> Iterator[None]:
+    """Within it, kernels run through `launch(kernel, grid, args)`, for CPU tensors too: how an emulator gets at them."""
+    token = _LAUNCHER.set(launch)
+    try:
+        yield
+    finally:
+        _LAUNCHER.reset(token)
+
+
+def runs_kernels(x: Tensor) -> bool:
+    """Whether tensors where `x` is are computed by kernels, and not by the portable path."""
+    return x.is_cuda or _LAUNCHER.get() is not None
+
+
+def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+    """Queue `kernel` on the current stream of the device that the tensors in `args` are on."""
+    if 0 in grid:
+        return
+    emulate = _LAUNCHER.get()
+    if emulate is not None:
+        emulate(kernel, grid, args)
+        return
+    import cuda.tile as ct
+
+    ct.launch(torch.cuda.current_stream(), grid, kernel, args)
+
+
+@functools.cache
+def hinted(kernel: Any, occupancy: int) -> Any:
+    """`kernel` with an occupancy hint; kept for the life of the process, which cuda.tile needs. 0 leaves it as it is."""
+    return kernel.replace_hints(occupancy=occupancy) if occupancy else kernel
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def check(layer: Layer, values: Mapping[str, Any], scalars: Mapping[str, float]) -> dict[str, int]:
+    """Check every input, initial state (`S0` of a state `S`) and scalar of a call; the size of every axis.
+
+    Raises TypeError for a missing input, what is no tensor, or a dtype; ValueError for a rank, size, device or range.
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    first = next((v for v in values.values() if isinstance(v, Tensor)), None)
+    for spec in layer.inputs:
+        value = values[spec.name]
+        if value is None:
+            if spec.default is None and not spec.optional:
+                raise TypeError(f"{layer.name}: `{spec.name}`[{' '.join(spec.axes)}] is missing")
+            continue
+        axes = _check_tensor(layer.name, spec.name, value, (spec.axes, *spec.narrower), first)
+        _check_dtype(layer.name, spec, value, values)
+        _check_sizes(layer.name, spec.name, axes, value, sizes)
+        _check_range(layer.name, spec, value)
+    for name, axes in layer.states.items():
+        value = values[f"{name}0"]
+        if value is not None:
+            _check_tensor(layer.name, f"{name}0", value, (axes,), first)
+            wide = (F32,) if runs_kernels(value) else (F32, F64)
+            if value.dtype not in wide:
+                raise TypeError(f"{layer.name}: `{name}0` must be {_names(wide)}, got {_names((value.dtype,))}")
+            _check_sizes(layer.name, f"{name}0", axes, value, sizes)
+    lengths = {axis: size for axis, (size, _) in sizes.items()}
+    for group, shared in layer.groups.items():
+        if group in lengths and (lengths[group] < 1 or lengths[shared] % lengths[group]):
+            raise ValueError(
+                f"{layer.name}: {lengths[group]} groups (axis {group}, of `{sizes[group][1]}`) do not divide"
+                f" {lengths[shared]} heads (axis {shared}, of `{sizes[shared][1]}`)"
+            )
+    for scalar in layer.scalars:
+        _check_scalar(layer.name, scalar, scalars[scalar.name])
+    return lengths
+
+
+def _check_tensor(layer: str, name: str, value: Any, forms: Sequence[Axes], first: Tensor | None) -> Axes:
+    """The form whose rank `value` has; it must be a tensor on the device of the first one."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{layer}: `{name}` must be a torch.Tensor, got {type(value).__name__}")
+    if first is not None and value.device != first.device:
+        raise ValueError(f"{layer}: `{name}` is on {value.device}, the first input on {first.device}")
+    for axes in forms:
+        if len(axes) == value.dim():
+            return axes
+    expected = " or ".join(f"[{' '.join(a)}] (rank {len(a)})" for a in forms)
+    raise ValueError(f"{layer}: `{name}` must be {expected}, got shape {list(value.shape)} (rank {value.dim()})")
+
+
+def _check_dtype(layer: str, spec: Input, value: Tensor, values: Mapping[str, Any]) -> None:
+    kernels = runs_kernels(value)
+    if spec.like:
+        leader = values[spec.like]
+        if isinstance(leader, Tensor) and value.dtype != leader.dtype:
+            raise TypeError(
+                f"{layer}: `{spec.name}` must have the dtype of `{spec.like}`, {_names((leader.dtype,))},"
+                f" got {_names((value.dtype,))}; convert it with `.to({spec.like}.dtype)`"
+            )
+        return
+    allowed = spec.dtypes if kernels else (*spec.dtypes, F64)
+    if value.dtype not in allowed:
+        where = "" if kernels else " on the CPU"
+        raise TypeError(f"{layer}: `{spec.name}` must be {_names(allowed)}{where}, got {_names((value.dtype,))}")
+
+
+def _check_sizes(layer: str, name: str, axes: Axes, value: Tensor, sizes: dict[str, tuple[int, str]]) -> None:
+    for axis, size in zip(axes, value.shape, strict=True):
+        known, owner = sizes.setdefault(axis, (size, name))
+        if known != size:
+            raise ValueError(
+                f"{layer}: `{name}`[{' '.join(axes)}] has shape {list(value.shape)}, but axis {axis} is {known} in `{owner}`"
+            )
+
+
+def _check_range(layer: str, spec: Input, value: Tensor) -> None:
+    """Declared ranges are checked on the CPU; on a GPU, where it costs a synchronisation, if SSDGEN_DEBUG is set."""
+    if (spec.low, spec.high) == (-math.inf, math.inf) or not value.numel():
+        return
+    if value.is_cuda and not os.environ.get("SSDGEN_DEBUG"):
+        return
+    low, high = (float(v) for v in torch.aminmax(value.detach()))
+    _in_range(layer, spec.name, spec, low, high)
+
+
+def _check_scalar(layer: str, spec: Scalar, value: float) -> None:
+    if isinstance(value, Tensor) or not isinstance(value, int | float):
+        raise TypeError(f"{layer}: `{spec.name}` must be a number, got {type(value).__name__}")
+    _in_range(layer, spec.name, spec, float(value), float(value))
+
+
+def _in_range(layer: str, name: str, spec: Input | Scalar, low: float, high: float) -> None:
+    above = low > spec.low if spec.low_open else low >= spec.low
+    below = high < spec.high if spec.high_open else high <= spec.high
+    if not (above and below):
+        bounds = f"{'(' if spec.low_open else '['}{spec.low:g}, {spec.high:g}{')' if spec.high_open else ']'}"
+        found = f"{low:g}" if low == high else f"values from {low:g} to {high:g}"
+        raise ValueError(f"{layer}: `{name}` must be in {bounds}, got {found}")
+
+
+def _names(dtypes: Sequence[torch.dtype]) -> str:
+    return " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+
+
+def check_kernels(layer: str, tensors: Sequence[Tensor | None]) -> None:
+    """Refuse what kernels cannot do: gradients, and a GPU older than compute capability 8.0."""
+    given = [t for t in tensors if t is not None]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        raise NotImplementedError(
+            f"{layer}: there are no gradient kernels yet; call it under torch.no_grad(), detach the inputs,"
+            " or compute on the CPU, where it is differentiable"
+        )
+    if given[0].is_cuda:
+        _check_device(layer, given[0].get_device())
+
+
+@functools.cache
+def _check_device(layer: str, device: int) -> None:
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        raise ValueError(
+            f"{layer}: {torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; the kernels need 8.0"
+            " or newer (Ampere, Ada, Hopper, Blackwell)"
+        )
+
+
+def expand(spec: Input, value: Tensor | None, sizes: Mapping[str, int], like: Tensor) -> Tensor:
+    """An input without a time axis in its widest form: absent, its default; narrower, repeated. Both without a copy."""
+    shape = [sizes[a] for a in spec.axes]
+    if value is None:
+        default = 0.0 if spec.default is None else spec.default
+        return torch.full((), default, dtype=F32, device=like.device).expand(shape)
+    axes = next(a for a in (spec.axes, *spec.narrower) if len(a) == value.dim())
+    for at, axis in enumerate(spec.axes):
+        if axis not in axes:
+            value = value.unsqueeze(at)
+    return value.expand(shape)
+
+
+def indexable(x: Tensor) -> Tensor:
+    """`x`, or a contiguous copy if its strides reach beyond what int32 can index."""
+    reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.contiguous() if reach > LIMIT else x
+
+
+def pieces(
+    layer: Layer, size: Mapping[str, int], chunk: int, tensors: Sequence[Tensor | None]
+) -> Iterator[tuple[slice, slice]]:
+    """Cut (batch, time) so that int32 reaches every array of a piece: over batch, then over time in whole chunks.
+
+    Pieces of one slice of the batch come in the order of time, so that each continues the state of the one before.
+    """
+    batch, length = size[layer.batch], size[layer.time]
+    chunks = ceil_div(length, chunk)
+    if not batch or not length:
+        return
+    per_token = max(t.numel() for t in tensors if t is not None) // (batch * length)
+    per_chunk = max(math.prod(size[a] for a in axes if a != layer.batch) for axes in layer.states.values())
+    most = max(1, LIMIT // max(1, per_chunk, (per_token + 1) * chunk))
+    rows, tokens = max(1, most // chunks), min(chunks, most) * chunk
+    for first in range(0, batch, rows):
+        for start in range(0, length, tokens):
+            yield slice(first, min(batch, first + rows)), slice(start, min(length, start + tokens))
+
+
+def stored(precision: str) -> torch.dtype:
+    """The dtype of a buffer whose only reader is a product of this precision."""
+    return BF16 if precision == "bf16" else F32
+
+
+def part(x: Tensor | None, *index: slice) -> Tensor | None:
+    """The piece of an optional tensor."""
+    return None if x is None else x[index]
+
+
+def zeros(axes: Axes, size: Mapping[str, int], like: Tensor) -> Tensor:
+    """A zero state: float32, or float64 where `like` is."""
+    return torch.zeros([size[a] for a in axes], dtype=F64 if like.dtype == F64 else F32, device=like.device)
+
+
+def check_config(layer: str, values: Mapping[str, Any]) -> None:
+    """Check the fields of a Config; ValueError names the field, what it may be, and what came."""
+    for name, value in values.items():
+        if isinstance(value, str):
+            good, expected = value in PRECISION, f"one of {', '.join(PRECISION)}"
+        elif name == "chunk" or name.startswith(("tile_", "state_tile_")):
+            low = 16 if name == "chunk" else 1
+            good = isinstance(value, int) and low <= value <= 256 and value & (value - 1) == 0
+            expected = f"a power of two from {low} to 256"
+        elif name.startswith("latency_"):
+            good, expected = isinstance(value, int) and 1 <= value <= 10, "an integer from 1 to 10"
+        else:
+            good, expected = isinstance(value, int) and 0 <= value <= 32, "an integer from 0 to 32"
+        if not good:
+            raise ValueError(f"{layer}: config field `{name}` must be {expected}, got {value!r}")
+
+
+def widest(tensors: Sequence[Tensor | None]) -> torch.dtype:
+    """The dtype the portable path computes in: float32, or float64 if an input is."""
+    return F64 if any(t is not None and t.dtype == F64 for t in tensors) else F32
+
+
+def scalar(value: float, like: Tensor) -> Tensor:
+    """A number as a tensor of the dtype that the portable path computes in."""
+    return torch.tensor(float(value), dtype=widest((like,)), device=like.device)
+
+
+def joined(chunks: list[Tensor], at: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """The chunks of an output along dimension `at`; empty, of `shape`, if there are none."""
+    return torch.cat(chunks, at) if chunks else torch.empty(shape, dtype=F32, device=like.device)
+
+
+def output_dtype(declared: torch.dtype, leader: torch.dtype) -> torch.dtype:
+    """The dtype of an output that is not like the leading input: as declared, but float64 where that input is."""
+    return F64 if leader == F64 else declared
+
+
+def per_head(x: Tensor, at: int, heads: int) -> Tensor:
+    """`x` with its group axis (dimension `at`) repeated to one entry a head."""
+    return x.repeat_interleave(heads // x.shape[at], dim=at)
+
+
+def shifted(x: Tensor, at: int) -> Tensor:
+    """`x` one token later along dimension `at`, zero at the first."""
+    length = x.shape[at]
+    return torch.cat((torch.zeros_like(x.narrow(at, 0, min(1, length))), x.narrow(at, 0, max(0, length - 1))), at)
+
+
+def minimum(a: Tensor | float, b: Tensor | float) -> Tensor:
+    """The smaller of two values, of which one may be a number."""
+    return torch.minimum(*_tensors(a, b))
+
+
+def maximum(a: Tensor | float, b: Tensor | float) -> Tensor:
+    """The larger of two values, of which one may be a number."""
+    return torch.maximum(*_tensors(a, b))
+
+
+def _tensors(a: Tensor | float, b: Tensor | float) -> tuple[Tensor, Tensor]:
+    like = a if isinstance(a, Tensor) else b
+    assert isinstance(like, Tensor)
+    return (
+        a if isinstance(a, Tensor) else like.new_full((), a),
+        b if isinstance(b, Tensor) else like.new_full((), b),
+    )
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)), exact for large and very negative x."""
+    return -torch.nn.functional.logsigmoid(-x)

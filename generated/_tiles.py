@@ -1,0 +1,98 @@
+"""Device functions of the emitted kernels: products of a chosen precision, and elementwise functions safe in float32.
+
+Copied verbatim beside the modules that ssdgen emits.
+"""
+
+from __future__ import annotations
+
+import cuda.tile as ct
+
+ZERO = ct.PaddingMode.ZERO
+
+BF16, TF32, TF32X3 = 0, 1, 2
+"""Precisions of `dot`: operands in bf16, in TF32, or split in two TF32 halves for the accuracy of float32."""
+
+
+@ct.function
+def load(
+    array: ct.Array,
+    index: tuple[int, ...],
+    shape: tuple[int, ...],
+    order: tuple[int, ...] | str = "C",
+    latency: int | None = None,
+) -> ct.Tile:
+    """The tile of `array` at `index`, in tiles of `shape`; zero outside the array. `order`: its dimensions, permuted."""
+    return ct.load(array, index, shape, order=order, padding_mode=ZERO, latency=latency)
+
+
+@ct.function
+def store(
+    array: ct.Array, index: tuple[int, ...], shape: tuple[int, ...], tile: ct.Tile, latency: int | None = None
+) -> None:
+    """Write `tile` as a tile of `shape` at `index`, rounded to the dtype of `array`; what lies outside it is dropped."""
+    ct.store(array, index, ct.astype(ct.reshape(tile, shape), array.dtype), latency=latency)
+
+
+@ct.function
+def dot(left: ct.Tile, right: ct.Tile, total: ct.Tile, precision: int) -> ct.Tile:
+    """total + left @ right on the tensor cores: left [M, K], right [K, N], total [M, N] in float32."""
+    if precision == BF16:
+        return ct.mma(ct.astype(left, ct.bfloat16), ct.astype(right, ct.bfloat16), total)
+    if precision == TF32:
+        return ct.mma(ct.astype(left, ct.tfloat32), ct.astype(right, ct.tfloat32), total)
+    left_high = ct.astype(left, ct.tfloat32)
+    right_high = ct.astype(right, ct.tfloat32)
+    left_low = ct.astype(ct.astype(left, ct.float32) - ct.astype(left_high, ct.float32), ct.tfloat32)
+    right_low = ct.astype(ct.astype(right, ct.float32) - ct.astype(right_high, ct.float32), ct.tfloat32)
+    total = ct.mma(left_low, right_high, total)
+    total = ct.mma(left_high, right_low, total)
+    return ct.mma(left_high, right_high, total)
+
+
+@ct.function
+def clamp(x: ct.Tile, low: float, high: float) -> ct.Tile:
+    """min(max(x, low), high)."""
+    return ct.minimum(ct.maximum(x, low), high)
+
+
+@ct.function
+def log1p_of_exp_negative(x: ct.Tile) -> ct.Tile:
+    """log(1 + exp(-|x|)) to float32 accuracy, also where exp(-|x|) is far below 1.
+
+    With u = exp(-|x|) in [0, 1] and s = u / (2 + u) in [0, 1/3], log(1 + u) = 2 atanh(s) = 2 (s + s^3/3 + s^5/5 + ...).
+    """
+    u = ct.exp(-ct.abs(x))
+    s = u / (2.0 + u)
+    q = s * s
+    series = 1.0 / 13.0 + q * (1.0 / 15.0)
+    series = 1.0 / 11.0 + q * series
+    series = 1.0 / 9.0 + q * series
+    series = 1.0 / 7.0 + q * series
+    series = 1.0 / 5.0 + q * series
+    series = 1.0 / 3.0 + q * series
+    return 2.0 * s * (1.0 + q * series)
+
+
+@ct.function
+def softplus(x: ct.Tile) -> ct.Tile:
+    """log(1 + exp(x))."""
+    return ct.maximum(x, 0.0) + log1p_of_exp_negative(x)
+
+
+@ct.function
+def log_sigmoid(x: ct.Tile) -> ct.Tile:
+    """log(1 / (1 + exp(-x)))."""
+    return ct.minimum(x, 0.0) - log1p_of_exp_negative(x)
+
+
+@ct.function
+def sigmoid(x: ct.Tile) -> ct.Tile:
+    """1 / (1 + exp(-x)), without overflow for very negative x."""
+    u = ct.exp(-ct.abs(x))
+    return ct.where(x >= 0.0, 1.0, u) / (1.0 + u)
+
+
+@ct.function
+def silu(x: ct.Tile) -> ct.Tile:
+    """x * sigmoid(x)."""
+    return x * sigmoid(x)

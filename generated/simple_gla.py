@@ -1,0 +1,329 @@
+"""Gated linear attention with one gate a token and head (Yang et al. 2023, arXiv 2312.06635, as fla's simple GLA).
+
+The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a chunk of L tokens:
+
+    decay[i] = g * 1.4426950408889634    log2, one a token and head
+    s[i] = decay[0] + ... + decay[i]
+
+    S_end = 2^s[L-1] S
+      + sum_j 2^(s[L-1] - s[j]) v[j] (x) k[j]
+    score[i,j] = (q[i] . k[j]) 2^(s[i] - s[j])    j <= i
+    read_S[i] = 2^s[i] S . q[i]
+      + sum_j score[i,j] v[j]
+
+    y = read_S / sqrt(size(n))
+
+Axes: b, t, h, p = 64, n = 128.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import cuda.tile as ct
+import torch
+from torch import Tensor
+
+from . import _runtime as _rt
+from ._tiles import clamp, dot, load, store
+
+LOG2E = math.log2(math.e)
+
+LAYER = _rt.Layer(
+    "simple_gla",
+    batch="b",
+    time="t",
+    inputs=(
+        _rt.Input("q", ("b", "t", "h", "n"), (_rt.BF16, _rt.F16, _rt.F32), like="v"),
+        _rt.Input("k", ("b", "t", "h", "n"), (_rt.BF16, _rt.F16, _rt.F32), like="v"),
+        _rt.Input("v", ("b", "t", "h", "p"), (_rt.BF16, _rt.F16, _rt.F32)),
+        _rt.Input("g", ("b", "t", "h"), (_rt.F32, _rt.BF16, _rt.F16), high=0.0),
+    ),
+    scalars=(),
+    groups={},
+    states={"S": ("b", "h", "p", "n")},
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the kernels run. Tiles and chunk are powers of two; each set of values compiles its own kernels."""
+
+    chunk: int = 64  # tokens a chunk
+    tile_h: int = 8  # tile of axis h
+    tile_p: int = 64  # tile of axis p
+    tile_n: int = 64  # tile of axis n
+    state_tile_p: int = 64  # tile of axis p of a state that walks the chunks
+    state_tile_n: int = 64  # tile of axis n of a state that walks the chunks
+    scores: str = "bf16"  # operands of the `scores` product
+    carried: str = "bf16"  # operands of the `carried` product
+    intra: str = "tf32"  # operands of the `intra` product
+    state: str = "bf16"  # operands of the `state` product
+    latency_v: int = 3  # latency hint of v
+    latency_k: int = 3  # latency hint of k
+    occupancy_chunk_cumsum: int = 0  # blocks of chunk_cumsum a multiprocessor, 0 to let the compiler choose
+    occupancy_fwd_pass_state: int = 2  # blocks of fwd_pass_state a multiprocessor, 0 to let the compiler choose
+    occupancy_compute_out: int = 2  # blocks of compute_out a multiprocessor, 0 to let the compiler choose
+
+    def __post_init__(self) -> None:
+        _rt.check_config(LAYER.name, vars(self))
+
+
+CONFIGS = {
+    torch.bfloat16: Config(),
+    torch.float16: Config(scores="tf32", carried="tf32", state="tf32"),
+    torch.float32: Config(scores="tf32", carried="tf32", state="tf32"),
+}
+"""The default configuration for each dtype of `v`."""
+
+
+@ct.kernel
+def chunk_cumsum(
+    g: ct.Array,
+    decay_sum: ct.Array,
+    CHUNK: ct.Constant[int], TILE_H: ct.Constant[int],
+) -> None:
+    """Per-token scalars of one chunk for a tile of heads, in float32; past the end of the sequence nothing decays
+    and every weight is 0.
+    """
+    length = g.shape[1]
+    chunks = ct.cdiv(length, CHUNK)
+    batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
+    head_tile = ct.bid(1)
+    token = chunk * CHUNK + ct.arange(CHUNK, dtype=ct.int32)
+
+    valid = token < length  # [L]: false past the end
+    g_tile = load(  # [L, H]
+        g, (batch, chunk, head_tile), (1, CHUNK, TILE_H)
+    ).reshape((CHUNK, TILE_H)).astype(ct.float32)
+    decay_log2 = ct.where(valid[:, None], clamp(g_tile * LOG2E, -128.0, 0.0), 0.0)  # [L, H]: of one token
+    decay_sum_tile = ct.cumsum(decay_log2, axis=0)  # [L, H]
+    store(decay_sum, (batch, head_tile, chunk), (1, TILE_H, CHUNK), ct.transpose(decay_sum_tile))
+
+
+@ct.kernel
+def fwd_pass_state(
+    k: ct.Array, v: ct.Array,
+    S0: ct.Array,
+    decay_sum: ct.Array, S_entry: ct.Array,
+    S_final: ct.Array,
+    LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
+    TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+) -> None:
+    """The state S that enters each chunk, and the final one: a block walks the chunks of one sequence and head with
+    a tile of the state in registers.
+    """
+    heads = S0.shape[1]
+    batch, head = ct.bid(0) // heads, ct.bid(0) % heads
+    p_tile, n_tile = ct.bid(1), ct.bid(2)
+    length = v.shape[1]
+
+    S_tile = load(S0, (batch, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N)).reshape((TILE_P, TILE_N))  # [P, N]
+    for chunk in range(ct.cdiv(length, CHUNK)):
+        store(S_entry, (batch, head, chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), S_tile)
+        v_tile = load(  # [L, P]
+            v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V
+        ).reshape((CHUNK, TILE_P)).astype(ct.float32)
+        k_tile = load(  # [L, N]
+            k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K
+        ).reshape((CHUNK, TILE_N))
+        decay_sum_tile = load(decay_sum, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
+        decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
+        carry = ct.exp2(  # [L]: what is left of a token's input at the end of the chunk
+            ct.minimum(decay_end - decay_sum_tile, 0.0)
+        )
+        S_tile = dot(ct.transpose(v_tile) * carry[None, :], k_tile, ct.exp2(decay_end) * S_tile, STATE)  # [P, N]
+    store(S_final, (batch, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N), S_tile)
+
+
+@ct.kernel
+def compute_out(
+    q: ct.Array, k: ct.Array, v: ct.Array,
+    S_entry: ct.Array, decay_sum: ct.Array,
+    y: ct.Array,
+    size_n: float,
+    LATENCY_K: ct.Constant[int], SCORES: ct.Constant[int], CARRIED: ct.Constant[int], LATENCY_V: ct.Constant[int],
+    INTRA: ct.Constant[int], CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+) -> None:
+    """The outputs of one chunk: what tokens read from the state that entered it, what they read from each other,
+    and the rest, fused; intermediates stay in registers.
+    """
+    heads, chunks = S_entry.shape[1], S_entry.shape[2]
+    head, block = ct.bid(0) % heads, ct.bid(0) // heads
+    p_tiles = ct.cdiv(y.shape[3], TILE_P)
+    p_tile, block = block % p_tiles, block // p_tiles
+    chunk, batch = block % chunks, block // chunks
+    token = ct.arange(CHUNK, dtype=ct.int32)
+
+    # Products over the column axis: of tokens with each other, and of tokens with the state that entered the chunk.
+    scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
+    read_S_carried = ct.zeros((CHUNK, TILE_P), dtype=ct.float32)  # [L, P]
+    for n_tile in range(ct.cdiv(q.shape[3], TILE_N)):
+        q_tile = load(q, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N)).reshape((CHUNK, TILE_N))  # [L, N]
+        k_tile = load(  # [L, N]
+            k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K
+        ).reshape((CHUNK, TILE_N))
+        scores = dot(q_tile, ct.transpose(k_tile), scores, SCORES)  # [L, L]
+        S_entry_tile = load(  # [P, N]
+            S_entry, (batch, head, chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
+        ).reshape((TILE_P, TILE_N))
+        read_S_carried = dot(q_tile, ct.transpose(S_entry_tile), read_S_carried, CARRIED)  # [L, P]
+
+    # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
+    decay_sum_tile = load(decay_sum, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
+    causal = token[:, None] >= token[None, :]  # [L, L]
+    decay_left = ct.exp2(  # [L, L]: what is left of token j at token i
+        ct.minimum(decay_sum_tile[:, None] - decay_sum_tile[None, :], 0.0)
+    )
+    score = ct.where(causal, scores * decay_left, 0.0)  # [L, L]
+    v_tile = load(  # [L, P]
+        v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V
+    ).reshape((CHUNK, TILE_P))
+    read_S = dot(score, v_tile, read_S_carried * ct.exp2(decay_sum_tile)[:, None], INTRA)  # [L, P]
+
+    # simple_gla.ssd:16  y = (S[t] . q) / sqrt(size(n))
+    y_tile = read_S / ct.sqrt(size_n)  # [L, P]
+    store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), y_tile)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor,
+    *,
+    S0: Tensor | None = None,
+    config: Config | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Gated linear attention with one gate a token and head (Yang et al. 2023, arXiv 2312.06635, as fla's simple
+    GLA). Returns y[b t h p], the final state S[b h p n].
+
+    q: [b t h n], the dtype of v
+    k: [b t h n], the dtype of v
+    v: [b t h p], bfloat16 or float16 or float32
+    g: [b t h], float32 or bfloat16 or float16, in [-inf, 0]
+    S0: [b h p n], float32: the state before the first token, zero if absent
+
+    On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
+    missing input, a dtype, rank, size, device or range.
+    """
+    size = _rt.check(
+        LAYER,
+        {"q": q, "k": k, "v": v, "g": g, "S0": S0},
+        {},
+    )
+    if S0 is None:
+        S0 = _rt.zeros(LAYER.states["S"], size, v)
+    if not _rt.runs_kernels(v):
+        return _portable(q, k, v, g, S0, size, config.chunk if config else 64)
+
+    tensors = (q, k, v, g, S0)
+    _rt.check_kernels(LAYER.name, tensors)
+    config = config or CONFIGS[v.dtype]
+    y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=v.dtype, device=v.device)
+    S_final = S0.clone()
+    for rows, now in _rt.pieces(LAYER, size, config.chunk, tensors):
+        first = now.start == 0
+        _three_kernel(
+            q[rows, now], k[rows, now], v[rows, now], g[rows, now], S0[rows] if first else S_final[rows], y[rows, now],
+            S_final[rows], config,
+        )
+    return y, S_final
+
+
+def init_state(
+    batch: int,
+    heads: int,
+    *,
+    p: int = 64,
+    n: int = 128,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Zero states: S[b h p n]."""
+    return torch.zeros((batch, heads, p, n), dtype=dtype, device=device)
+
+
+def _three_kernel(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S0: Tensor, y: Tensor, S_final: Tensor,
+    config: Config,
+) -> None:
+    """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
+    size_b = q.shape[0]
+    size_h = q.shape[2]
+    size_p = v.shape[3]
+    size_n = q.shape[3]
+    size_t = q.shape[1]
+    chunks = _rt.ceil_div(size_t, config.chunk)
+    # decay_sum[b h t]: running sum of g * 1.4426950408889634 within a chunk
+    decay_sum = torch.empty((size_b, size_h, chunks * config.chunk), dtype=torch.float32, device=v.device)
+    # S_entry[b h chunk p n]: the state S that enters each chunk
+    S_entry = torch.empty((size_b, size_h, chunks, size_p, size_n), dtype=_rt.stored(config.carried), device=v.device)
+    _rt.launch(
+        _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum),
+        (size_b * chunks, _rt.ceil_div(size_h, config.tile_h)),
+        (_rt.indexable(g), decay_sum, config.chunk, config.tile_h),
+    )
+    _rt.launch(
+        _rt.hinted(fwd_pass_state, config.occupancy_fwd_pass_state),
+        (size_b * size_h, _rt.ceil_div(size_p, config.state_tile_p), _rt.ceil_div(size_n, config.state_tile_n)),
+        (
+            _rt.indexable(k), _rt.indexable(v), S0, decay_sum, S_entry, S_final, config.latency_v, config.latency_k,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
+        ),
+    )
+    _rt.launch(
+        _rt.hinted(compute_out, config.occupancy_compute_out),
+        (size_b * chunks * _rt.ceil_div(size_p, config.tile_p) * size_h,),
+        (
+            _rt.indexable(q), _rt.indexable(k), _rt.indexable(v), S_entry, decay_sum, y, float(size_n),
+            config.latency_k, _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_v,
+            _rt.PRECISION[config.intra], config.chunk, config.tile_p, config.tile_n,
+        ),
+    )
+
+
+def _portable(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S: Tensor,
+    size: dict[str, int],
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
+    """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
+    dtype = _rt.widest((q, k, v, g, S))
+    out_dtype = v.dtype
+    q = q.to(dtype)
+    k = k.to(dtype)
+    v = v.to(dtype)
+    g = g.to(dtype)
+    S = S.to(dtype, copy=True)
+    size_n = torch.tensor(float(size["n"]), dtype=dtype, device=v.device)
+    decay_log2 = _rt.minimum(_rt.maximum(g * LOG2E, -128.0), 0.0)  # [B, L, H]
+    y_pieces = []
+    for start in range(0, size["t"], chunk):
+        now = slice(start, start + chunk)
+        token = torch.arange(min(chunk, size["t"] - start), dtype=dtype, device=v.device)
+        decay_log2_now = decay_log2[:, now]  # [B, L, H]
+        decay_sum = torch.cumsum(decay_log2_now, 1)  # [B, L, H]
+        decay_end = decay_sum[:, -1]  # [B, H]
+        q_now = q[:, now]  # [B, L, H, N]
+        k_now = k[:, now]  # [B, L, H, N]
+        decay_left = torch.exp2(_rt.minimum(decay_sum[:, :, None, :] - decay_sum[:, None, :, :], 0.0))  # [B, L, L, H]
+        score_product = torch.einsum("bthn,bshn->btsh", q_now, k_now)  # [B, L, L, H]
+        causal = token[:, None] >= token[None, :]  # [L, L]
+        score = torch.where(causal[None, :, :, None], score_product * decay_left, 0.0)  # [B, L, L, H]
+        read_S_carried = torch.einsum(  # [B, L, H, P]
+            "bthn,bhpn->bthp", q_now * torch.exp2(decay_sum)[:, :, :, None], S
+        )
+        v_now = v[:, now]  # [B, L, H, P]
+        read_S_within_score = torch.einsum("btsh,bshp->bthp", score, v_now)  # [B, L, H, P]
+        read_S = read_S_carried + read_S_within_score  # [B, L, H, P]
+        # simple_gla.ssd:16  y = (S[t] . q) / sqrt(size(n))
+        y_now = read_S / torch.sqrt(size_n)  # [B, L, H, P]
+        y_pieces.append(y_now)
+        carry = torch.exp2(_rt.minimum(decay_end[:, None, :] - decay_sum, 0.0))  # [B, L, H]
+        S_gained = torch.einsum("bthp,bthn->bhpn", v_now, carry[:, :, :, None] * k_now)  # [B, H, P, N]
+        S = torch.exp2(decay_end)[:, :, None, None] * S + S_gained  # [B, H, P, N]
+    y = _rt.joined(y_pieces, 1, (size["b"], size["t"], size["h"], size["p"]), v).to(out_dtype)
+    return y, S
+
+
+SPEC_DIGEST = "b92b2fe02ba5ed43eee266c3bee031217d64fb74a5f9299a900753860d2ecaba"
+"""SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
