@@ -128,7 +128,7 @@ class Atom(sympy.Symbol):  # type: ignore[misc]
         return atom
 
     def _hashable_content(self) -> tuple[Any, ...]:
-        return (self.expr, *super()._hashable_content())
+        return (repr(self.expr), *super()._hashable_content())
 
 
 OPERATIONS: dict[str, Callable[..., Symbolic]] = {
