@@ -62,7 +62,7 @@ def subject(name: str) -> Subject:
     return Subject(plan, load(source.name, source.files))
 
 
-EXACT = {"scores": "tf32x3", "carried": "tf32x3", "intra": "tf32x3", "state": "tf32x3"}
+EXACT: dict[str, int | str] = {"scores": "tf32x3", "carried": "tf32x3", "intra": "tf32x3", "state": "tf32x3"}
 """The Config fields that give every product float32 accuracy."""
 
 

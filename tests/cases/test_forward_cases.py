@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_dt_limits_gradient(mamba2: Subject) -> None:
     tensors = drawn.tensors | {"dt": raw}
     del tensors["dt_bias"]
     y, _ = mamba2.call("portable", Inputs(tensors, {"dt_min": 1e-3, "dt_max": 0.1}, drawn.states))
-    y.sum().backward()
+    torch.autograd.backward(y.sum())
     assert raw.grad is not None
     assert (raw.grad.flatten() != 0).tolist() == [False, False, True]
 
@@ -218,15 +219,34 @@ def test_big_states(mamba2: Subject, limit: int, pieces: int, monkeypatch: pytes
         assert relative_error(a, b) <= 1e-6
 
 
-TILES = [{"chunk": c} for c in (16, 32, 128)] + [
-    {"tile_p": a, "tile_n": b} for a, b in ((32, 128), (128, 32), (64, 64))
+def test_many_heads(mamba2: Subject) -> None:
+    """Batch times heads above 65,535, the limit of a grid's second and third axis."""
+    runtime = importlib.import_module("._runtime", mamba2.module.__package__)
+    grids: list[tuple[int, ...]] = []
+    inputs = draw(mamba2.layer, Case(mamba2_sizes(b=3, t=1, h=40_000, g=1, p=1, n=1), dtype="bf16"))
+    with runtime.launcher(lambda kernel, grid, args: grids.append(grid)):
+        mamba2.module.forward(**inputs.keywords())
+    assert max(grid[0] for grid in grids) >= 120_000
+    assert all(length <= 65_535 for grid in grids for length in grid[1:])
+
+
+def test_long_sequence(mamba2: Subject) -> None:
+    """131,072 tokens: the result does not depend on the chunk, at the accuracy of float64."""
+    inputs = draw(mamba2.layer, Case(mamba2_sizes(b=1, t=131_072, h=1, g=1, p=2, n=3), dtype="f64"))
+    for a, b in zip(mamba2.call("portable", inputs, chunk=64), mamba2.call("portable", inputs, chunk=256), strict=True):
+        assert relative_error(a, b) <= 1e-12
+
+
+TILES: list[Mapping[str, int]] = [
+    *({"chunk": c} for c in (16, 32, 128)),
+    *({"tile_p": p, "tile_n": n} for p, n in ((32, 128), (128, 32), (64, 64))),
 ]
 
 
 @pytest.mark.parametrize("config", TILES, ids=str)
-def test_tile_configs(mamba2: Subject, config: dict[str, int]) -> None:
+def test_tile_configs(mamba2: Subject, config: Mapping[str, int]) -> None:
     """mamba PR 537: wrong for some block sizes. Every chunk and tile gives the same result."""
-    mamba2.check("emulation", Case(mamba2_sizes(t=150, p=72, n=136, b=1, h=2, g=1)), EXACT | config)
+    mamba2.check("emulation", Case(mamba2_sizes(t=150, p=72, n=136, b=1, h=2, g=1)), {**EXACT, **config})
 
 
 @both
@@ -307,7 +327,7 @@ def test_optional_inputs_gradients(mamba2: Subject) -> None:
         inputs = draw(mamba2.layer, Case(mamba2_sizes(b=1, t=5, h=2, g=1, p=3, n=3), dtype="f64", absent=absent))
         leaves = [v.requires_grad_() for v in (*inputs.tensors.values(), *inputs.states.values())]
         y, S = mamba2.call("portable", inputs)
-        (y.sum() + S.sum()).backward()
+        torch.autograd.backward(y.sum() + S.sum())
         assert all(leaf.grad is not None and leaf.grad.shape == leaf.shape for leaf in leaves)
 
 

@@ -20,7 +20,7 @@ from ssdgen.ir.report import Check, Report, to_json
 from ssdgen.plan import plan as plan_of
 from ssdgen.run.cases import Trial, can_be_absent, combinations, kernel_trials, portable_trials, sizes_for
 from ssdgen.run.checks import BOUNDS, Expected, bound, compare, poisoned_memory, relative_error
-from ssdgen.run.inputs import Case, draw, may_be_zero
+from ssdgen.run.inputs import Case, Memory, draw, may_be_zero
 from ssdgen.run.load import load
 from ssdgen.run.peers import peer_checks
 from ssdgen.run.verify import run_trial, verify
@@ -192,8 +192,9 @@ def test_memories_hold_the_same_values() -> None:
     """Only `expanded` changes values; the others are the same numbers elsewhere."""
     layer = LAYERS["mamba2"]
     plain = draw(layer, Case(sizes_for(layer, 9)))
-    for memory in ("slices", "transposed", "surrounded"):
-        other = draw(layer, Case(sizes_for(layer, 9), memory=memory))  # type: ignore[arg-type]
+    memories: tuple[Memory, ...] = ("slices", "transposed", "surrounded")
+    for memory in memories:
+        other = draw(layer, Case(sizes_for(layer, 9), memory=memory))
         assert all(torch.equal(plain.tensors[n], other.tensors[n]) for n in plain.tensors)
 
 
