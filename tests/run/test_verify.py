@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 from types import ModuleType
 from typing import Any
 
@@ -126,6 +127,38 @@ def test_a_refused_call_fails() -> None:
     (check,) = run_trial("portable", plan, broken, Trial("t", Case(sizes_for(LAYERS["simple_gla"], 5))))
     assert not check.passed
     assert "cannot do that" in check.note
+
+
+MUTATIONS = {
+    "a token reads itself not": (r">= token", "> token"),
+    "a state is not decayed over a chunk": (r"ct\.exp2\(decay_end\) \* ", ""),
+    "the carried term is not decayed": (r"ct\.exp2\(decay_sum_tile\)", "ct.exp2(decay_sum_tile * 0.0)"),
+    "scores without their weight": (r"decay_left \* step_tile", "decay_left * ct.exp2(step_tile * 0.0)"),
+    "the state without its weight": (r"step_tile \* ct\.exp2", "ct.exp2"),
+    "heads in the wrong group": (r"head // \(heads // (\w+)\.shape\[2\]\)", r"head % \1.shape[2]"),
+    "a token past the end decays": (r"valid = token < length", "valid = token <= length"),
+    "strong decays are cut off": (r"-128\.0", "-0.1"),
+    "no skip connection": (r"D_tile = load\(D,", "D_tile = 0.0 * load(D,"),
+    "another gate": (r"silu\(", "("),
+    "no limits": (r"step_tile = clamp\(([^\n]*), dt_min, dt_max\)", r"step_tile = \1"),
+    "another head's initial state": (r"load\(S0, \(batch, head,", "load(S0, (batch, 0,"),
+}
+
+
+@pytest.mark.parametrize("what", MUTATIONS)
+def test_a_wrong_kernel_fails(what: str) -> None:
+    """One thing changed in the text of the kernels, and their emulation no longer equals the token loop."""
+    plan, _ = built("mamba2")
+    source = emit(plan)
+    at = source.text.index("def forward(")
+    kernels, count = re.subn(*MUTATIONS[what], source.text[:at])
+    assert count, "the kernels no longer read like this: change the mutation"
+    module = load(source.name, {**source.files, "mamba2.py": kernels + source.text[at:]})
+    exact = {k.name: "tf32x3" for k in plan.knobs if k.kind == "precision"}
+    params = {"dt_min": 0.005, "dt_max": 0.05}
+    trial = Trial("t", Case(sizes_for(LAYERS["mamba2"], 133), params=params), exact)
+    assert all(c.passed for c in run_trial("emulation", plan, built("mamba2")[1], trial))
+    assert not all(c.passed for c in run_trial("emulation", plan, module, trial))
 
 
 # Errors and bounds.
