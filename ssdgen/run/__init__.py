@@ -1,0 +1,1 @@
+"""Running emitted modules: the token loop, the emulator, and verification against it."""
