@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,12 +16,12 @@ from ragged_once import ragged_inputs
 
 from ssdgen.ir.layer import Layer
 from ssdgen.run.checks import BOUNDS, one_thread, relative_error
+from ssdgen.run.gpu_peers import Call, mamba_ssm, tilegym
 from ssdgen.run.inputs import Case, Inputs, array_axes, draw
 from ssdgen.run.reference import reference
 from ssdgen.spec import builtin_specs, load_source, read_layer
 
 Row = dict[str, Any]
-Call = Callable[[Inputs], tuple[torch.Tensor, ...]]
 TOKENS_WARM = 2048
 TOKENS_LOOP = 4096
 TOKENS_CHECKED = 1024
@@ -162,58 +163,15 @@ def portable(module: ModuleType, inputs: Inputs) -> tuple[torch.Tensor, ...]:
 
 def peers() -> dict[str, Call]:
     """Mamba-2 forwards by others, as far as they can be imported."""
+    loaders = {f"mamba_ssm chunk {chunk}": partial(mamba_ssm, chunk) for chunk in (128, 256)}
+    loaders["tilegym chunk 64"] = partial(tilegym, 64)
     found: dict[str, Call] = {}
-    try:
-        scan = _mamba_ssm()
-        for chunk in (128, 256):
-            found[f"mamba_ssm chunk {chunk}"] = _mamba_ssm_call(scan, chunk)
-    except ImportError as missing:
-        print(f"no mamba_ssm: {missing}")
-    try:
-        found["tilegym chunk 64"] = _tilegym_call(_tilegym())
-    except ImportError as missing:
-        print(f"no tilegym: {missing}")
+    for name, load in loaders.items():
+        try:
+            found[name] = load()
+        except ImportError as missing:
+            print(f"no {name}: {missing}")
     return found
-
-
-def _mamba_ssm() -> Callable[..., Any]:
-    scan: Callable[..., Any] = importlib.import_module(
-        "mamba_ssm.ops.triton.ssd_combined"
-    )._mamba_chunk_scan_combined_fwd
-    return scan
-
-
-def _tilegym() -> ModuleType:
-    try:
-        narrowed: ModuleType = importlib.import_module("peers").tilegym()  # a narrowed search, where there is one
-    except ImportError:
-        return importlib.import_module("tilegym.ops.cutile.mamba2")
-    return narrowed
-
-
-def _mamba_ssm_call(scan: Callable[..., Any], chunk: int) -> Call:
-    def call(i: Inputs) -> tuple[torch.Tensor, ...]:
-        t = i.tensors
-        results = scan(t["x"], t["dt"], t["A"], t["B"], t["C"], chunk, D=t["D"], dt_bias=t["dt_bias"], dt_softplus=True)
-        return results[0], results[-1]
-
-    return call
-
-
-def _tilegym_call(tilegym: ModuleType) -> Call:
-    prepared: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def call(i: Inputs) -> tuple[torch.Tensor, ...]:
-        t = i.tensors
-        if id(i) not in prepared:
-            step = torch.nn.functional.softplus(t["dt"] + t["dt_bias"])
-            (b, _, h, p), n = t["x"].shape, t["B"].shape[-1]
-            prepared[id(i)] = step, torch.zeros(b, h, p, n, device="cuda")
-        step, start = prepared[id(i)]
-        y, final = tilegym.mamba2_chunk_forward(t["x"], t["A"], t["B"], t["C"], t["D"], step, start, chunk_size=64)
-        return y, final
-
-    return call
 
 
 @dataclass(frozen=True)

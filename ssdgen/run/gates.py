@@ -31,10 +31,12 @@ def every_gate(
     module: ModuleType,
     gates: Collection[Gate],
     on_check: Callable[[Check], None] = lambda check: None,
+    gpu: bool = True,
 ) -> Report:
     """The checks of `gates`, in their order: `proof` was made of the form of `plan`, `module` was emitted from it.
 
-    `on_check` hears of each check as it is made. Never raises because a check fails.
+    `on_check` hears of each check as it is made. Without `gpu`, peers that need one are left out. Never raises because a
+    check fails.
     """
     report = Report(proof.layer, ())
     for gate in gates:
@@ -45,7 +47,7 @@ def every_gate(
         elif gate == "compile":
             checks = compile_checks(plan, module)
         else:
-            part = verify(plan, module, [gate], on_check=on_check)
+            part = verify(plan, module, [gate], on_check=on_check, gpu=gpu)
             checks, device = part.checks, part.device if gate == "hardware" else device
         if gate in ("proof", "compile"):
             for check in checks:

@@ -2,7 +2,8 @@
 
 On the CPU: the Mamba-2 of transformers (its mixer's plain torch path) and the `naive` functions of fla-core, which are
 loaded as single files because the packages around them import Triton. Each peer is compared in float32 with an emitted
-`forward` on the peer's own inputs. A package that is not installed is a skipped check with the reason.
+`forward` on the peer's own inputs. A package that is not installed is a skipped check with the reason. Those that need a
+GPU are in `gpu_peers`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import torch
@@ -18,26 +19,24 @@ import torch
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.report import Check
 from ssdgen.run.checks import BOUNDS, Expected, compare
+from ssdgen.run.gpu_peers import Forward, gpu_peer_checks
 from ssdgen.spec import load_source
 
-Forward = Callable[..., tuple[torch.Tensor, ...]]
-"""An emitted `forward`: inputs by keyword; outputs, then final states."""
 
-
-def peer_checks(layer: Layer, forward: Forward) -> list[Check]:
+def peer_checks(layer: Layer, forward: Forward, gpu: bool = True) -> Iterator[Check]:
     """`forward` of a built-in spec against every implementation of it by others; none if there is none.
 
-    A spec that only has the name of a built-in one is compared with nothing: it may well mean something else.
+    Those that need a GPU have one if torch does and `gpu` allows it. A spec that only has the name of a built-in one is
+    compared with nothing: it may well mean something else.
     """
     if layer.name not in PEERS or layer.source.text != load_source(layer.name).text:
-        return []
-    checks = []
+        return
     for name, peer in PEERS[layer.name].items():
         try:
-            checks += peer(name, forward)
+            yield from peer(name, forward)
         except ImportError as missing:
-            checks.append(Check(name, "peer", 0.0, 0.0, passed=False, skipped=True, note=f"not compared: {missing}"))
-    return checks
+            yield Check(name, "peer", 0.0, 0.0, passed=False, skipped=True, note=f"not compared: {missing}")
+    yield from gpu_peer_checks(layer, forward, "cuda" if gpu and torch.cuda.is_available() else None)
 
 
 def _compare(name: str, got: tuple[torch.Tensor, ...], want: dict[str, torch.Tensor]) -> list[Check]:
