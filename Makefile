@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 verify: $(READY)
-	$(BIN)/ssdgen build $(SPEC) --arch sm_90 --jobs $(JOBS)
+	$(BIN)/ssdgen build $(SPEC) --jobs $(JOBS)
 	$(BIN)/ssdgen verify $(SPEC) --device cpu
 
 test: lint

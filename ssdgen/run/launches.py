@@ -33,14 +33,22 @@ def compile_requests(
     input once present and once absent. A dtype that the layer does not take gives nothing.
     """
     layer = plan.form.recurrence.layer
-    found: dict[tuple[str, tuple[Argument, ...], tuple[tuple[str, int], ...]], CompileRequest] = {}
+    found: dict[CompileRequest, list[str]] = {}
     for dtype in dtypes:
         if not takes(layer, dtype):
             continue
         for present, _ in plan.variants:
             for request in _launched(plan, module, dtype, present):
-                found.setdefault((request.kernel, request.signature, request.hints), request)
-    return tuple(replace(request, arch=arch) for arch in architectures for request in found.values())
+                found.setdefault(replace(request, label=""), []).append(request.label)
+    labelled = [replace(request, label=_common(labels)) for request, labels in found.items()]
+    return tuple(replace(request, arch=arch) for arch in architectures for request in labelled)
+
+
+def _common(labels: list[str]) -> str:
+    """One label for a kernel that several calls launch: the plainest of each dtype."""
+    plainest = {label.split()[0]: label for label in sorted(labels, key=len, reverse=True)}
+    dtypes = " ".join(dict.fromkeys(label.split()[0] for label in labels))
+    return dtypes + "".join(dict.fromkeys(label.removeprefix(dtype) for dtype, label in plainest.items()))
 
 
 def _launched(plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...]) -> list[CompileRequest]:
