@@ -71,18 +71,20 @@ def load(module: ModuleSource) -> ModuleType:
 
 
 def build(
-    planned: Plan,
-    module: ModuleType,
-    architectures: Iterable[str],
-    dtypes: Iterable[Dtype],
+    modules: Iterable[tuple[Plan, ModuleType]],
+    architectures: Collection[str],
+    dtypes: Collection[Dtype],
     jobs: int | None = None,
     progress: Progress | None = None,
+    *,
+    cache: bool = True,
 ) -> Build:
-    """Every kernel that `module`, emitted from `planned`, launches for aligned inputs, compiled ahead of time."""
+    """Every kernel that modules, each emitted from its plan, launch for aligned inputs, compiled ahead of time."""
     from ssdgen.build.compile import build as build_all
     from ssdgen.run.launches import compile_requests
 
-    return build_all(compile_requests(planned, module, architectures, dtypes), jobs, progress)
+    requests = [r for planned, module in modules for r in compile_requests(planned, module, architectures, dtypes)]
+    return build_all(requests, jobs, progress, cache=cache)
 
 
 def has_cuda() -> bool:
@@ -93,9 +95,18 @@ def has_cuda() -> bool:
 
 
 def verify(
-    proof: Proof, planned: Plan, module: ModuleType, gates: Collection[Gate], on_check: Callable[[Check], None]
+    proof: Proof,
+    planned: Plan,
+    module: ModuleType,
+    gates: Collection[Gate],
+    on_check: Callable[[Check], None],
+    *,
+    gpu: bool,
 ) -> Report:
-    """Whether `module`, emitted from `planned`, computes what the spec says, by every gate asked for."""
+    """Whether `module`, emitted from `planned`, computes what the spec says, by every gate asked for.
+
+    `gpu` says whether those peers that need a GPU may have it.
+    """
     from ssdgen.run.gates import every_gate
 
-    return every_gate(proof, planned, module, gates, on_check)
+    return every_gate(proof, planned, module, gates, on_check, gpu)

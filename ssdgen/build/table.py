@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -19,17 +20,23 @@ CAPTION = (
 
 
 def resource_table(build: Build) -> Table:
-    """One row for each kernel, architecture and label, in the order of the requests; failed ones say so."""
+    """One row for each kernel, architecture and label, in the order of the requests; failed ones say so.
+
+    The modules that the kernels are of are named if they are several.
+    """
     table = Table(box=None, pad_edge=False, caption=CAPTION, caption_justify="left", caption_style="dim")
-    for name in COLUMNS:
-        words = name in ("kernel", "configuration", "MMA")
+    modules = [Path(result.request.module_path).stem for result in build.results]
+    named = len(set(modules)) > 1
+    for name in ("module", *COLUMNS) if named else COLUMNS:
+        words = name in ("module", "kernel", "configuration", "MMA")
         table.add_column(
             name, justify="left" if words or name == "arch" else "right", no_wrap=not words, overflow="fold"
         )
-    for result in build.results:
+    for module, result in zip(modules, build.results, strict=True):
         request = result.request
         cells = _cells(result) if isinstance(result, CompiledKernel) else (Text("failed", "red"),)
-        table.add_row(Text(request.kernel), Text(request.arch), Text(request.label), *cells)
+        first = (Text(module),) if named else ()
+        table.add_row(*first, Text(request.kernel), Text(request.arch), Text(request.label), *cells)
     return table
 
 

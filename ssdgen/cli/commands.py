@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ssdgen import pipeline
 from ssdgen.cli.app import app
-from ssdgen.cli.options import Config, Debug, Json, Spec, settings, without_kernels
+from ssdgen.cli.chosen import planned
+from ssdgen.cli.options import Config, Debug, Json, Spec, Specs, settings
 from ssdgen.cli.output import progress, say, show, show_json
-from ssdgen.diagnostics import UserError
 from ssdgen.files import differing, write_all
-
-if TYPE_CHECKING:
-    from ssdgen.emit import ModuleSource
 
 
 @app.command()
@@ -39,18 +36,18 @@ def derive(spec: Spec, json: Json = False, debug: Debug = False) -> None:
 def plan(spec: Spec, config: Config = None, json: Json = False, debug: Debug = False) -> None:
     """Print what the kernels of a spec load, multiply and store."""
     form, _ = pipeline.derive(spec)
-    planned = pipeline.plan(form, settings(config))
+    kernels = pipeline.plan(form, settings(config))
     if json:
-        show_json(planned)
+        show_json(kernels)
     else:
         from ssdgen.plan.describe import describe
 
-        show(describe(planned))
+        show(describe(kernels))
 
 
 @app.command()
 def generate(
-    specs: Annotated[list[str] | None, typer.Argument(metavar="[SPECS]...", help="All built-in ones if none.")] = None,
+    specs: Specs = None,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="The package to write.")] = Path("generated"),
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a file is stale.")] = False,
     config: Config = None,
@@ -58,22 +55,9 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Write a package of modules that needs no ssdgen."""
-    chosen = specs or pipeline.built_ins()
-    modules: dict[str, ModuleSource] = {}
     with progress("generate") as step:
-        for i, spec in enumerate(chosen):
-            step(i, len(chosen), spec)
-            form, _ = pipeline.derive(spec)
-            planned = pipeline.plan(form, settings(config))
-            if planned.refused:
-                if specs:
-                    raise without_kernels(spec, planned)
-                continue
-            module = pipeline.emit(planned)
-            if module.name in modules:
-                raise UserError(f"two of the specs describe a layer called {module.name}", "rename one of them")
-            modules[module.name] = module
-    files = pipeline.package(modules.values())
+        modules = [pipeline.emit(plan) for _, plan in planned(specs, config, step)]
+    files = pipeline.package(modules)
     if check:
         _check(out, files, specs, json)
         return

@@ -10,7 +10,8 @@ import typer
 
 from ssdgen import pipeline
 from ssdgen.cli.app import app
-from ssdgen.cli.options import Config, Debug, Json, Spec, settings, several, without_kernels
+from ssdgen.cli.chosen import planned
+from ssdgen.cli.options import Config, Debug, Json, Specs, several
 from ssdgen.cli.output import REPORT_STYLES, progress, say, show, show_json, show_table
 from ssdgen.diagnostics import UserError
 from ssdgen.files import make_folder
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ssdgen.derive import Proof
     from ssdgen.ir.build import Build
     from ssdgen.ir.plan import Plan
+    from ssdgen.ir.report import Report
 
 GATES: tuple[Gate, ...] = get_args(Gate)
 CPU_GATES: tuple[Gate, ...] = ("proof", "portable", "emulation", "peer")
@@ -32,11 +34,12 @@ CUDA_GATES: tuple[Gate, ...] = ("proof", "portable", "hardware", "peer")
 
 @app.command()
 def build(
-    spec: Spec,
+    specs: Specs = None,
     arch: Annotated[str, typer.Option(help="Architectures, by commas.")] = ",".join(DEFAULT_ARCHITECTURES),
     dtype: Annotated[str, typer.Option(help="Dtypes of the inputs, by commas.")] = "bf16,f32",
     jobs: Annotated[int | None, typer.Option(min=1, help="Compilers at a time; one a core by default.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write the cubins there.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile all of it, and keep nothing.")] = False,
     config: Config = None,
     json: Json = False,
     debug: Debug = False,
@@ -44,56 +47,67 @@ def build(
     """Compile ahead of time, without a GPU; what kernels use."""
     architectures = several(arch, ARCHITECTURES, "--arch")
     dtypes = several(dtype, get_args(Dtype), "--dtype")
-    planned, module = _emitted(spec, config)[1:]
-    if planned.refused:
-        raise without_kernels(spec, planned)
-    if out is not None:
-        make_folder(out)
     with progress("build") as step:
+        modules = [(plan, _loaded(plan)) for _, plan in planned(specs, config, step)]
+        if out is not None:
+            make_folder(out)
         built = pipeline.build(
-            planned,
-            module,
+            modules,
             architectures,
             dtypes,
             jobs,
             lambda result, done, total: step(done, total, str(result.request)),
+            cache=not no_cache,
         )
     if out is not None:
-        _write(built, out)
+        from ssdgen.build.store import write_cubins
+
+        write_cubins(built, out)
     _print(built, json)
     raise typer.Exit(1 if built.failures else 0)
 
 
 @app.command()
 def verify(
-    spec: Spec,
+    specs: Specs = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")] = "auto",
     gate: Annotated[str | None, typer.Option(help="Gates, by commas; those that the device has by default.")] = None,
     config: Config = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check a spec by every gate that this machine has."""
-    gates = _gates(device, gate)
-    proof, planned, module = _emitted(spec, config)
+    """Check specs by every gate that this machine has."""
+    gates, gpu = _gates(device, gate)
     with progress("verify") as step:
-        done = count(1)
-        report = pipeline.verify(proof, planned, module, gates, lambda check: step(next(done), None, check.name))
+        subjects = planned(specs, config, step, portable=True)
+    reports: list[Report] = []
+    for proof, plan in subjects:
+        reports.append(_verified(proof, plan, gates, gpu))
+        if not json:
+            show(("\n" if len(reports) > 1 else "") + str(reports[-1]), REPORT_STYLES)
+    passed = all(report.passed for report in reports)
     if json:
-        show_json(to_json(report))
-    else:
-        show(str(report), REPORT_STYLES)
-    raise typer.Exit(0 if report.passed else 1)
+        show_json({"passed": passed, "reports": [to_json(report) for report in reports]})
+    raise typer.Exit(0 if passed else 1)
 
 
-def _emitted(spec: str, config: list[str] | None) -> tuple[Proof, Plan, ModuleType]:
-    form, proof = pipeline.derive(spec)
-    planned = pipeline.plan(form, settings(config))
-    return proof, planned, pipeline.load(pipeline.emit(planned))
+def _verified(proof: Proof, plan: Plan, gates: tuple[Gate, ...], gpu: bool) -> Report:
+    with progress(f"verify {proof.layer}") as step:
+        done = count(1)
+        return pipeline.verify(
+            proof, plan, _loaded(plan), gates, lambda check: step(next(done), None, check.name), gpu=gpu
+        )
 
 
-def _gates(device: str, gate: str | None) -> tuple[Gate, ...]:
-    """The gates asked for, in their order; without a wish those that `device` has. UserError for what is not there."""
+def _loaded(plan: Plan) -> ModuleType:
+    return pipeline.load(pipeline.emit(plan))
+
+
+def _gates(device: str, gate: str | None) -> tuple[tuple[Gate, ...], bool]:
+    """The gates asked for, in their order, without a wish those that `device` has; whether peers may run on a GPU.
+
+    UserError for what is not there.
+    """
     (place,) = several(device, ("auto", "cpu", "cuda"), "--device", most=1)
     wanted = several(gate, GATES, "--gate") if gate is not None else ()
     has_cuda = pipeline.has_cuda() if place != "cpu" else False
@@ -101,18 +115,7 @@ def _gates(device: str, gate: str | None) -> tuple[Gate, ...]:
         raise UserError(
             "there is no CUDA device here that torch can use", "--device cpu runs the kernels in the emulator"
         )
-    return tuple(g for g in GATES if g in (wanted or (CUDA_GATES if has_cuda else CPU_GATES)))
-
-
-def _write(built: Build, folder: Path) -> None:
-    from ssdgen.build.store import write_cubins
-
-    try:
-        write_cubins(built, folder)
-    except OSError as error:
-        raise UserError(
-            f"cannot write into {folder}: {error.strerror}", "choose a folder that you may write to"
-        ) from error
+    return tuple(g for g in GATES if g in (wanted or (CUDA_GATES if has_cuda else CPU_GATES))), has_cuda
 
 
 def _print(built: Build, json: bool) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from ssdgen.diagnostics import UserError
 
-if TYPE_CHECKING:
-    from ssdgen.ir.plan import Plan
-
 W = TypeVar("W", bound=str)
 
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a built-in one.")]
+Specs = Annotated[
+    list[str] | None, typer.Argument(metavar="[SPECS]...", help="All built-in ones that have kernels if none.")
+]
 Config = Annotated[list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A knob of the schedule.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for a program.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the details of a bug here instead of in a file.")]
@@ -43,8 +43,3 @@ def several(text: str, allowed: Iterable[W], option: str, most: int | None = Non
     if most is not None and len(words) > most:
         raise UserError(f"{option} takes one of {', '.join(known)}, not {len(words)} of them")
     return tuple(known[word] for word in words)
-
-
-def without_kernels(spec: str, planned: Plan) -> UserError:
-    """What to raise where kernels are asked for that `planned`, of `spec`, does not have."""
-    return UserError(f"{spec} has no kernels yet: {planned.refused}", f"ssdgen verify {spec} checks its portable form")

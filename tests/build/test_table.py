@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -24,10 +25,10 @@ BUILD = Build(
 )
 
 
-def rendered(width: int) -> list[str]:
+def rendered(width: int, build: Build = BUILD) -> list[str]:
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(resource_table(BUILD))
+        console.print(resource_table(build))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
@@ -43,6 +44,17 @@ def test_a_row_for_each_request_in_order() -> None:
         "scale sm_90 f32 - 0.0 40 0 - 1 0.1",
         "narrows sm_90 f32 failed",
     ]
+
+
+def test_several_modules_are_named() -> None:
+    """Kernels of two modules may have one name."""
+    results = [
+        replace(r, request=replace(r.request, module_path=f"/tmp/{m}.py"))
+        for m, r in zip("ab", BUILD.results, strict=False)
+    ]
+    header, *rows = rendered(140, Build(tuple(results)))[:3]
+    assert header.split()[:2] == ["module", "kernel"]
+    assert [row.split()[:3] for row in rows] == [["a", "gram", "sm_90"], ["b", "gram", "sm_100"]]
 
 
 def test_numbers_survive_a_narrow_terminal() -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from ssdgen import pipeline
+from ssdgen.build import compile as compiling
+from ssdgen.ir.build import Build, CompileFailure, CompileRequest
+from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Check, Report
 from ssdgen.run import gates
 from tests.cli.conftest import Command
@@ -38,6 +43,65 @@ def test_build_shows_what_kernels_use(ssdgen: Command) -> None:
     ]
 
 
+@pytest.mark.slow
+def test_build_several(ssdgen: Command) -> None:
+    """One table that names the modules, one folder; the second build finds the first one's kernels in the cache."""
+    arguments = ("build", "retnet", "linear_attention", "--arch", "sm_90", "--dtype", "bf16", "--jobs", "2")
+    result = ssdgen(*arguments, "-o", "cubins")
+    assert result.code == 0, result.err
+    rows = [line.split()[:3] for line in result.out.splitlines()]
+    expected = [[m, k, "sm_90"] for m in ("retnet", "linear_attention") for k in ("fwd_pass_state", "compute_out")]
+    assert rows[0][:2] == ["module", "kernel"]
+    assert rows[1:5] == expected
+    assert sorted(os.listdir("cubins")) == sorted(f"{m}.{k}.sm_90.bf16.cubin" for m, k, _ in expected)
+    data = json.loads(ssdgen(*arguments, "--json").out)
+    assert [(Path(r["module"]).stem, r["kernel"], r["cached"]) for r in data["results"]] == [
+        (m, k, True) for m, k, _ in expected
+    ]
+
+
+@pytest.mark.parametrize(("options", "cache"), [((), True), (("--no-cache",), False)])
+def test_build_can_leave_the_cache_alone(
+    ssdgen: Command, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], cache: bool
+) -> None:
+    asked: list[object] = []
+
+    def note(requests: object, jobs: object, progress: object, **named: object) -> Build:
+        asked.append(named["cache"])
+        return Build(())
+
+    monkeypatch.setattr(compiling, "build", note)
+    assert ssdgen("build", "retnet", *options).code == 0
+    assert asked == [cache]
+
+
+def test_build_with_a_failure_is_exit_code_1(ssdgen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure says which line of which spec it comes from."""
+
+    def failing(requests: Sequence[CompileRequest], *arguments: object, **named: object) -> Build:
+        return Build(tuple(CompileFailure(r, "no such cast", "retnet.py:30", "retnet.ssd:21") for r in requests[:1]))
+
+    monkeypatch.setattr(compiling, "build", failing)
+    result = ssdgen("build", "retnet", "linear_attention", "--arch", "sm_90", "--dtype", "bf16")
+    assert result.code == 1
+    assert result.err == "fwd_pass_state [sm_90, bf16]: no such cast\n  from retnet.ssd:21\n  at retnet.py:30\n"
+
+
+def test_a_folder_that_cannot_be_written_is_found_first(ssdgen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before minutes of compiling."""
+
+    def never(*arguments: object, **named: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(compiling, "build", never)
+    Path("file").write_text("")
+    result = ssdgen("build", "retnet", "-o", "file")
+    assert (result.code, result.err.splitlines()[0]) == (
+        1,
+        "ssdgen: cannot write into file: it is a file, not a folder",
+    )
+
+
 def test_build_has_nothing_for_a_spec_without_kernels(ssdgen: Command) -> None:
     result = ssdgen("build", "gla")
     assert result.code == 1
@@ -62,10 +126,13 @@ def test_a_new_spec_verifies_as_it_is(ssdgen: Command) -> None:
 
 @pytest.mark.slow
 def test_verify_in_json(ssdgen: Command) -> None:
+    """The same shape for one spec and several; the portable form is enough to be verified."""
     data = json.loads(ssdgen("verify", "gla", "--gate", "portable,proof", "--json").out)
-    assert data["passed"] is True
-    assert data["checks"][0]["gate"] == "proof"
-    assert {c["gate"] for c in data["checks"]} == {"proof", "portable"}
+    (report,) = data["reports"]
+    assert data["passed"] is report["passed"] is True
+    assert report["spec"] == "gla"
+    assert report["checks"][0]["gate"] == "proof"
+    assert {c["gate"] for c in report["checks"]} == {"proof", "portable"}
 
 
 def test_a_failed_check_is_exit_code_1(ssdgen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +144,64 @@ def test_a_failed_check_is_exit_code_1(ssdgen: Command, monkeypatch: pytest.Monk
     assert result.code == 1
     assert re.search(r"(?m)^  FAIL  portable   f32 T=1: y .* error 5\.0e-01  bound 1\.0e-05$", result.out)
     assert result.out.endswith("2 checks, 1 failed\n")
+
+
+def test_verify_several(ssdgen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report each, in the order given; one that fails fails them all, and the others are still made."""
+
+    def failing(plan: Plan, *arguments: object, **named: object) -> Report:
+        name = plan.form.recurrence.layer.name
+        return Report(name, (Check("f32 T=1: y", "portable", 0.5, 1e-5, passed=name != "retnet"),))
+
+    monkeypatch.setattr(gates, "verify", failing)
+    result = ssdgen("verify", "retnet", "simple_gla", "--gate", "portable")
+    assert result.code == 1
+    assert [line for line in result.out.splitlines() if " on " in line] == ["retnet on cpu", "simple_gla on cpu"]
+    assert re.findall(r"(?m)^\d checks, \d failed$", result.out) == ["1 checks, 1 failed", "1 checks, 0 failed"]
+    data = json.loads(ssdgen("verify", "simple_gla", "retnet", "--gate", "portable", "--json").out)
+    assert (data["passed"], [r["passed"] for r in data["reports"]]) == (False, [True, False])
+    assert ssdgen("verify", "simple_gla", "linear_attention", "--gate", "portable").code == 0
+
+
+def test_verify_without_a_spec_takes_those_with_kernels(ssdgen: Command) -> None:
+    data = json.loads(ssdgen("verify", "--gate", "proof", "--json").out)
+    assert [r["spec"] for r in data["reports"]] == ["linear_attention", "mamba2", "mlstm", "retnet", "simple_gla"]
+
+
+@pytest.mark.parametrize("command", ["build", "verify"])
+def test_a_mistake_is_found_before_the_work_starts(
+    ssdgen: Command, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Of several specs the last is wrong: nothing is compiled or computed for the first."""
+
+    def never(*arguments: object, **named: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(pipeline, "build", never)
+    monkeypatch.setattr(pipeline, "verify", never)
+    Path("bad.ssd").write_text("language 1\nlayer bad\n")
+    result = ssdgen(command, "retnet", "bad.ssd")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("bad.ssd:")
+    ssdgen("new", "retnet")
+    result = ssdgen(command, "retnet", "./retnet.ssd")
+    assert (result.code, result.err.splitlines()[0]) == (1, "ssdgen: two of the specs describe a layer called retnet")
+
+
+@pytest.mark.parametrize(("device", "gpu"), [("cpu", False), ("auto", True)])
+def test_peers_stay_off_the_gpu_when_the_cpu_is_asked_for(
+    ssdgen: Command, monkeypatch: pytest.MonkeyPatch, device: str, gpu: bool
+) -> None:
+    asked: list[object] = []
+
+    def note(*arguments: object, **named: object) -> Report:
+        asked.append(named["gpu"])
+        return Report("retnet", ())
+
+    monkeypatch.setattr(pipeline, "has_cuda", lambda: True)
+    monkeypatch.setattr(gates, "verify", note)
+    ssdgen("verify", "retnet", "--device", device, "--gate", "peer")
+    assert asked == [gpu]
 
 
 @pytest.mark.slow
