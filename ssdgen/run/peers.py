@@ -8,10 +8,13 @@ GPU are in `gpu_peers`.
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 import torch
@@ -44,20 +47,38 @@ def _compare(name: str, got: tuple[torch.Tensor, ...], want: dict[str, torch.Ten
     return compare("peer", name, named, {k: Expected(v, torch.float32, BOUNDS["f32"]) for k, v in want.items()})
 
 
+@contextmanager
+def _plain_mamba2() -> Iterator[ModuleType]:
+    """transformers' Mamba2 in plain torch. ImportError if it is not installed.
+
+    Where it finds mamba_ssm or causal_conv1d, its functions call their kernels, which take no CPU tensors.
+    """
+    module = importlib.import_module("transformers.models.mamba2.modeling_mamba2")
+    names = [name for name in ("causal_conv1d_fn", "mamba2_chunk_scan") if hasattr(module, name)]
+    before = {name: getattr(module, name) for name in names}
+    vars(module).update({name: inspect.unwrap(function) for name, function in before.items()})
+    try:
+        yield module
+    finally:
+        vars(module).update(before)
+
+
 def _transformers_mixer(name: str, forward: Forward) -> list[Check]:
     """What transformers' Mamba2Mixer hands to its norm, from the x, B, C, dt that its projection and convolution make."""
-    from transformers import Mamba2Config
-    from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+    with _plain_mamba2() as module:
+        return _mixer_checks(name, forward, module)
 
+
+def _mixer_checks(name: str, forward: Forward, module: ModuleType) -> list[Check]:
     torch.manual_seed(3)
     b, t, h, g, p, n = 2, 45, 4, 2, 16, 24
     checks = []
     for limit in ((0.0, math.inf), (0.01, 0.05)):
-        config = Mamba2Config(
+        config = module.Mamba2Config(
             num_heads=h, head_dim=p, hidden_size=h * p // 2, state_size=n, n_groups=g, chunk_size=16,
             num_hidden_layers=1, time_step_limit=limit,
         )  # fmt: skip
-        mixer = Mamba2Mixer(config, layer_idx=0).eval()
+        mixer = module.Mamba2Mixer(config, layer_idx=0).eval()
         with torch.no_grad():
             mixer.D.copy_(torch.randn(h))
             mixer.A_log.copy_(torch.log(1 + 15 * torch.rand(h)))
@@ -91,9 +112,8 @@ class _Recorder(torch.nn.Module):
 
 def _transformers_scan(name: str, forward: Forward) -> list[Check]:
     """transformers' chunked scan on its own, with an initial state and the final one."""
-    from transformers.models.mamba2 import modeling_mamba2
-
-    scan = getattr(modeling_mamba2, "mamba2_chunk_scan", None)
+    with _plain_mamba2() as module:
+        scan = getattr(module, "mamba2_chunk_scan", None)
     if scan is None:
         raise ImportError("this version of transformers has no mamba2_chunk_scan")
     torch.manual_seed(4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import math
 import re
@@ -71,6 +72,23 @@ def test_peers(name: str) -> None:
     """What others wrote for the same layer computes the same."""
     checks = list(peer_checks(LAYERS[name], built(name)[1].forward))
     assert all(c.passed or c.skipped for c in checks), str(Report(name, tuple(checks)))
+
+
+def test_peers_beside_kernels_that_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where mamba_ssm and causal_conv1d are installed, transformers calls them; on the CPU its own code is compared."""
+    theirs = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
+    for name in ("causal_conv1d_fn", "mamba2_chunk_scan"):
+
+        @functools.wraps(inspect.unwrap(getattr(theirs, name)))
+        def kernel(*arguments: object, **named: object) -> None:
+            raise ValueError("a pointer to the CPU")
+
+        monkeypatch.setattr(theirs, name, kernel)
+    made = [c for c in peer_checks(LAYERS["mamba2"], built("mamba2")[1].forward, gpu=False) if "transformers" in c.name]
+    assert len(made) == 4
+    assert all(c.passed for c in made)
+    with pytest.raises(ValueError, match="pointer"):
+        theirs.mamba2_chunk_scan()
 
 
 @pytest.mark.gpu
