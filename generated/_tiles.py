@@ -56,13 +56,12 @@ def clamp(x: ct.Tile, low: float, high: float) -> ct.Tile:
 
 
 @ct.function
-def log1p_of_exp_negative(x: ct.Tile) -> ct.Tile:
-    """log(1 + exp(-|x|)) to float32 accuracy, also where exp(-|x|) is far below 1.
+def log1p_series(x: ct.Tile) -> ct.Tile:
+    """log(1 + x) for x in [-0.5, 1], to float32 accuracy also where x is far below 1.
 
-    With u = exp(-|x|) in [0, 1] and s = u / (2 + u) in [0, 1/3], log(1 + u) = 2 atanh(s) = 2 (s + s^3/3 + s^5/5 + ...).
+    With s = x / (2 + x), |s| <= 1/3, log(1 + x) = 2 atanh(s) = 2 (s + s^3/3 + s^5/5 + ...).
     """
-    u = ct.exp(-ct.abs(x))
-    s = u / (2.0 + u)
+    s = x / (2.0 + x)
     q = s * s
     series = 1.0 / 13.0 + q * (1.0 / 15.0)
     series = 1.0 / 11.0 + q * series
@@ -74,15 +73,22 @@ def log1p_of_exp_negative(x: ct.Tile) -> ct.Tile:
 
 
 @ct.function
+def log1p(x: ct.Tile) -> ct.Tile:
+    """log(1 + x), accurate where x is small."""
+    near = ct.minimum(ct.maximum(x, -0.5), 1.0)
+    return ct.where(x == near, log1p_series(near), ct.log(1.0 + x))
+
+
+@ct.function
 def softplus(x: ct.Tile) -> ct.Tile:
     """log(1 + exp(x))."""
-    return ct.maximum(x, 0.0) + log1p_of_exp_negative(x)
+    return ct.maximum(x, 0.0) + log1p_series(ct.exp(-ct.abs(x)))
 
 
 @ct.function
 def log_sigmoid(x: ct.Tile) -> ct.Tile:
     """log(1 / (1 + exp(-x)))."""
-    return ct.minimum(x, 0.0) - log1p_of_exp_negative(x)
+    return ct.minimum(x, 0.0) - log1p_series(ct.exp(-ct.abs(x)))
 
 
 @ct.function

@@ -35,6 +35,7 @@ LAYER = _rt.Layer(
     "mamba2",
     batch="b",
     time="t",
+    head="h",
     inputs=(
         _rt.Input("x", ("b", "t", "h", "p"), (_rt.BF16, _rt.F16, _rt.F32)),
         _rt.Input("dt", ("b", "t", "h"), (_rt.F32, _rt.BF16, _rt.F16)),
@@ -74,7 +75,7 @@ class Config:
     occupancy_compute_out: int = 2  # blocks of compute_out a multiprocessor, 0 to let the compiler choose
 
     def __post_init__(self) -> None:
-        _rt.check_config(LAYER.name, vars(self))
+        _rt.check_config(LAYER, vars(self))
 
 
 CONFIGS = {
@@ -308,15 +309,14 @@ def forward(
     dt_bias = _rt.expand(LAYER.inputs[6], dt_bias, size, x)
     if S0 is None:
         S0 = _rt.zeros(LAYER.states["S"], size, x)
+    config = _rt.chosen(LAYER, config, CONFIGS, x.dtype)
     if not _rt.runs_kernels(x):
         return _portable(
-            x, dt, A, B, C, D, dt_bias, z, _rt.scalar(dt_min, x), _rt.scalar(dt_max, x), S0, size,
-            config.chunk if config else 64,
+            x, dt, A, B, C, D, dt_bias, z, _rt.scalar(dt_min, x), _rt.scalar(dt_max, x), S0, size, config.chunk
         )
 
     tensors = (x, dt, A, B, C, D, dt_bias, z, S0)
     _rt.check_kernels(LAYER.name, tensors)
-    config = config or CONFIGS[x.dtype]
     y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=x.dtype, device=x.device)
     S_final = S0.clone()
     for rows, now in _rt.pieces(LAYER, size, config.chunk, tensors):
@@ -329,12 +329,7 @@ def forward(
 
 
 def init_state(
-    batch: int,
-    heads: int,
-    *,
-    p: int = 64,
-    n: int = 128,
-    device: torch.device | str | None = None,
+    batch: int, heads: int, *, p: int = 64, n: int = 128, device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Zero states: S[b h p n]."""
@@ -347,11 +342,8 @@ def _three_kernel(
     config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
-    size_b = x.shape[0]
-    size_h = x.shape[2]
-    size_p = x.shape[3]
-    size_n = B.shape[3]
-    size_t = x.shape[1]
+    size_b, size_h, size_p, size_n, size_t = x.shape[0], x.shape[2], x.shape[3], B.shape[3], x.shape[1]
+    x, dt, B, C = (_rt.indexable(v) for v in (x, dt, B, C))
     chunks = _rt.ceil_div(size_t, config.chunk)
     # step[b h t]: weight step
     step = torch.empty((size_b, size_h, chunks * config.chunk), dtype=torch.float32, device=x.device)
@@ -362,18 +354,14 @@ def _three_kernel(
     _rt.launch(
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum),
         (size_b * chunks, _rt.ceil_div(size_h, config.tile_h)),
-        (
-            _rt.indexable(dt), _rt.indexable(A), _rt.indexable(dt_bias), step, decay_sum, dt_min, dt_max, config.chunk,
-            config.tile_h,
-        ),
+        (dt, A, dt_bias, step, decay_sum, dt_min, dt_max, config.chunk, config.tile_h),
     )
     _rt.launch(
         _rt.hinted(fwd_pass_state, config.occupancy_fwd_pass_state),
         (size_b * size_h, _rt.ceil_div(size_p, config.state_tile_p), _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            _rt.indexable(x), _rt.indexable(B), S0, step, decay_sum, S_entry, S_final, config.latency_x,
-            config.latency_B, _rt.PRECISION[config.state], config.latency_S, config.chunk, config.state_tile_p,
-            config.state_tile_n,
+            x, B, S0, step, decay_sum, S_entry, S_final, config.latency_x, config.latency_B,
+            _rt.PRECISION[config.state], config.latency_S, config.chunk, config.state_tile_p, config.state_tile_n,
         ),
     )
     if z is None:
@@ -381,10 +369,9 @@ def _three_kernel(
             _rt.hinted(compute_out, config.occupancy_compute_out),
             (size_b * chunks * _rt.ceil_div(size_p, config.tile_p) * size_h,),
             (
-                _rt.indexable(x), _rt.indexable(B), _rt.indexable(C), _rt.indexable(D), S_entry, decay_sum, step, y,
-                config.latency_C, config.latency_B, _rt.PRECISION[config.scores], config.latency_S,
-                _rt.PRECISION[config.carried], config.latency_x, _rt.PRECISION[config.intra], config.chunk,
-                config.tile_p, config.tile_n,
+                x, B, C, D, S_entry, decay_sum, step, y, config.latency_C, config.latency_B,
+                _rt.PRECISION[config.scores], config.latency_S, _rt.PRECISION[config.carried], config.latency_x,
+                _rt.PRECISION[config.intra], config.chunk, config.tile_p, config.tile_n,
             ),
         )
     else:
@@ -392,10 +379,9 @@ def _three_kernel(
             _rt.hinted(compute_out_z, config.occupancy_compute_out),
             (size_b * chunks * _rt.ceil_div(size_p, config.tile_p) * size_h,),
             (
-                _rt.indexable(x), _rt.indexable(B), _rt.indexable(C), _rt.indexable(D), _rt.indexable(z), S_entry,
-                decay_sum, step, y, config.latency_C, config.latency_B, _rt.PRECISION[config.scores], config.latency_S,
-                _rt.PRECISION[config.carried], config.latency_x, _rt.PRECISION[config.intra], config.chunk,
-                config.tile_p, config.tile_n,
+                x, B, C, D, _rt.indexable(z), S_entry, decay_sum, step, y, config.latency_C, config.latency_B,
+                _rt.PRECISION[config.scores], config.latency_S, _rt.PRECISION[config.carried], config.latency_x,
+                _rt.PRECISION[config.intra], config.chunk, config.tile_p, config.tile_n,
             ),
         )
 
@@ -409,13 +395,9 @@ def _portable(
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((x, dt, A, B, C, D, dt_bias, z, S))
     out_dtype = x.dtype
-    x = x.to(dtype)
-    dt = dt.to(dtype)
-    A = A.to(dtype)
+    x, dt, A, D, dt_bias = (v.to(dtype) for v in (x, dt, A, D, dt_bias))
     B = _rt.per_head(B, 2, size["h"]).to(dtype)
     C = _rt.per_head(C, 2, size["h"]).to(dtype)
-    D = D.to(dtype)
-    dt_bias = dt_bias.to(dtype)
     if z is not None:
         z = z.to(dtype)
     S = S.to(dtype, copy=True)

@@ -38,6 +38,7 @@ LAYER = _rt.Layer(
     "mlstm",
     batch="b",
     time="t",
+    head="h",
     inputs=(
         _rt.Input("q", ("b", "t", "h", "n"), (_rt.BF16, _rt.F16, _rt.F32), like="v"),
         _rt.Input("k", ("b", "t", "h", "n"), (_rt.BF16, _rt.F16, _rt.F32), like="v"),
@@ -72,7 +73,7 @@ class Config:
     occupancy_compute_out: int = 2  # blocks of compute_out a multiprocessor, 0 to let the compiler choose
 
     def __post_init__(self) -> None:
-        _rt.check_config(LAYER.name, vars(self))
+        _rt.check_config(LAYER, vars(self))
 
 
 CONFIGS = {
@@ -268,12 +269,12 @@ def forward(
         C0 = _rt.zeros(LAYER.states["C"], size, v)
     if N0 is None:
         N0 = _rt.zeros(LAYER.states["N"], size, v)
+    config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
     if not _rt.runs_kernels(v):
-        return _portable(q, k, v, i, f, C0, N0, size, config.chunk if config else 64)
+        return _portable(q, k, v, i, f, C0, N0, size, config.chunk)
 
     tensors = (q, k, v, i, f, C0, N0)
     _rt.check_kernels(LAYER.name, tensors)
-    config = config or CONFIGS[v.dtype]
     y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=v.dtype, device=v.device)
     C_final = C0.clone()
     N_final = N0.clone()
@@ -287,12 +288,7 @@ def forward(
 
 
 def init_state(
-    batch: int,
-    heads: int,
-    *,
-    p: int = 64,
-    n: int = 64,
-    device: torch.device | str | None = None,
+    batch: int, heads: int, *, p: int = 64, n: int = 64, device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Zero states: C[b h p n], N[b h n]."""
@@ -308,11 +304,8 @@ def _three_kernel(
     config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
-    size_b = q.shape[0]
-    size_h = q.shape[2]
-    size_p = v.shape[3]
-    size_n = q.shape[3]
-    size_t = q.shape[1]
+    size_b, size_h, size_p, size_n, size_t = q.shape[0], q.shape[2], v.shape[3], q.shape[3], q.shape[1]
+    q, k, v, i, f = (_rt.indexable(v) for v in (q, k, v, i, f))
     chunks = _rt.ceil_div(size_t, config.chunk)
     # write[b h t]: weight write
     write = torch.empty((size_b, size_h, chunks * config.chunk), dtype=torch.float32, device=v.device)
@@ -325,28 +318,28 @@ def _three_kernel(
     _rt.launch(
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum),
         (size_b * chunks, _rt.ceil_div(size_h, config.tile_h)),
-        (_rt.indexable(i), _rt.indexable(f), write, decay_sum, float(size_n), config.chunk, config.tile_h),
+        (i, f, write, decay_sum, float(size_n), config.chunk, config.tile_h),
     )
     _rt.launch(
         _rt.hinted(fwd_pass_state_C, config.occupancy_fwd_pass_state),
         (size_b * size_h, _rt.ceil_div(size_p, config.state_tile_p), _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            _rt.indexable(k), _rt.indexable(v), C0, write, decay_sum, C_entry, C_final, config.latency_v,
-            config.latency_k, _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
+            k, v, C0, write, decay_sum, C_entry, C_final, config.latency_v, config.latency_k,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
         ),
     )
     _rt.launch(
         _rt.hinted(fwd_pass_state_N, config.occupancy_fwd_pass_state),
         (size_b * size_h, _rt.ceil_div(size_n, config.state_tile_n)),
-        (_rt.indexable(k), N0, write, decay_sum, N_entry, N_final, config.latency_k, config.chunk, config.state_tile_n),
+        (k, N0, write, decay_sum, N_entry, N_final, config.latency_k, config.chunk, config.state_tile_n),
     )
     _rt.launch(
         _rt.hinted(compute_out, config.occupancy_compute_out),
         (size_b * chunks * _rt.ceil_div(size_p, config.tile_p) * size_h,),
         (
-            _rt.indexable(q), _rt.indexable(k), _rt.indexable(v), C_entry, N_entry, decay_sum, write, y,
-            config.latency_k, _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_v,
-            _rt.PRECISION[config.intra], config.chunk, config.tile_p, config.tile_n,
+            q, k, v, C_entry, N_entry, decay_sum, write, y, config.latency_k, _rt.PRECISION[config.scores],
+            _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra], config.chunk, config.tile_p,
+            config.tile_n,
         ),
     )
 
@@ -359,11 +352,7 @@ def _portable(
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((q, k, v, i, f, C, N))
     out_dtype = v.dtype
-    q = q.to(dtype)
-    k = k.to(dtype)
-    v = v.to(dtype)
-    i = i.to(dtype)
-    f = f.to(dtype)
+    q, k, v, i, f = (v.to(dtype) for v in (q, k, v, i, f))
     C = C.to(dtype, copy=True)
     N = N.to(dtype, copy=True)
     size_n = torch.tensor(float(size["n"]), dtype=dtype, device=v.device)

@@ -2,7 +2,7 @@
 
 The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a chunk of L tokens:
 
-    decay = log2(1 - exp2(-5 - index(h)))    log2, one a head
+    decay = log1p(-exp2(-5 - index(h))) * 1.4426950408889634    log2, one a head
     s[i] = (i + 1) * decay
     weight = 1 / sqrt(size(n))
 
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from . import _runtime as _rt
-from ._tiles import clamp, dot, load, store
+from ._tiles import clamp, dot, load, log1p, store
 
 LOG2E = math.log2(math.e)
 
@@ -35,6 +35,7 @@ LAYER = _rt.Layer(
     "retnet",
     batch="b",
     time="t",
+    head="h",
     inputs=(
         _rt.Input("q", ("b", "t", "h", "n"), (_rt.BF16, _rt.F16, _rt.F32), like="v"),
         _rt.Input("k", ("b", "t", "h", "n"), (_rt.BF16, _rt.F16, _rt.F32), like="v"),
@@ -65,7 +66,7 @@ class Config:
     occupancy_compute_out: int = 2  # blocks of compute_out a multiprocessor, 0 to let the compiler choose
 
     def __post_init__(self) -> None:
-        _rt.check_config(LAYER.name, vars(self))
+        _rt.check_config(LAYER, vars(self))
 
 
 CONFIGS = {
@@ -97,7 +98,7 @@ def fwd_pass_state(
 
     S_tile = load(S0, (batch, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N)).reshape((TILE_P, TILE_N))  # [P, N]
     weight_tile = 1.0 / ct.sqrt(size_n)
-    decay_log2 = clamp(ct.log2(1.0 - ct.exp2(-5.0 - ct.astype(head, ct.float32))), -128.0, 0.0)  # of one token
+    decay_log2 = clamp(log1p(-ct.exp2(-5.0 - ct.astype(head, ct.float32))) * LOG2E, -128.0, 0.0)  # of one token
     decay_sum = (ct.astype(token, ct.float32) + 1.0) * decay_log2  # [L]
     for chunk in range(ct.cdiv(length, CHUNK)):
         store(S_entry, (batch, head, chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), S_tile)
@@ -149,7 +150,7 @@ def compute_out(
         read_S_carried = dot(q_tile, ct.transpose(S_entry_tile), read_S_carried, CARRIED)  # [L, P]
 
     # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
-    decay_log2 = clamp(ct.log2(1.0 - ct.exp2(-5.0 - ct.astype(head, ct.float32))), -128.0, 0.0)  # of one token
+    decay_log2 = clamp(log1p(-ct.exp2(-5.0 - ct.astype(head, ct.float32))) * LOG2E, -128.0, 0.0)  # of one token
     decay_sum = (ct.astype(token, ct.float32) + 1.0) * decay_log2  # [L]
     weight_tile = 1.0 / ct.sqrt(size_n)
     causal = token[:, None] >= token[None, :]  # [L, L]
@@ -191,12 +192,12 @@ def forward(
     )
     if S0 is None:
         S0 = _rt.zeros(LAYER.states["S"], size, v)
+    config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
     if not _rt.runs_kernels(v):
-        return _portable(q, k, v, S0, size, config.chunk if config else 64)
+        return _portable(q, k, v, S0, size, config.chunk)
 
     tensors = (q, k, v, S0)
     _rt.check_kernels(LAYER.name, tensors)
-    config = config or CONFIGS[v.dtype]
     y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=v.dtype, device=v.device)
     S_final = S0.clone()
     for rows, now in _rt.pieces(LAYER, size, config.chunk, tensors):
@@ -209,12 +210,7 @@ def forward(
 
 
 def init_state(
-    batch: int,
-    heads: int,
-    *,
-    p: int = 64,
-    n: int = 64,
-    device: torch.device | str | None = None,
+    batch: int, heads: int, *, p: int = 64, n: int = 64, device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Zero states: S[b h p n]."""
@@ -226,11 +222,8 @@ def _three_kernel(
     config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
-    size_b = q.shape[0]
-    size_h = q.shape[2]
-    size_p = v.shape[3]
-    size_n = q.shape[3]
-    size_t = q.shape[1]
+    size_b, size_h, size_p, size_n, size_t = q.shape[0], q.shape[2], v.shape[3], q.shape[3], q.shape[1]
+    q, k, v = (_rt.indexable(v) for v in (q, k, v))
     chunks = _rt.ceil_div(size_t, config.chunk)
     # S_entry[b h chunk p n]: the state S that enters each chunk
     S_entry = torch.empty((size_b, size_h, chunks, size_p, size_n), dtype=_rt.stored(config.carried), device=v.device)
@@ -238,17 +231,17 @@ def _three_kernel(
         _rt.hinted(fwd_pass_state, config.occupancy_fwd_pass_state),
         (size_b * size_h, _rt.ceil_div(size_p, config.state_tile_p), _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            _rt.indexable(k), _rt.indexable(v), S0, S_entry, S_final, float(size_n), config.latency_v, config.latency_k,
-            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
+            k, v, S0, S_entry, S_final, float(size_n), config.latency_v, config.latency_k, _rt.PRECISION[config.state],
+            config.chunk, config.state_tile_p, config.state_tile_n,
         ),
     )
     _rt.launch(
         _rt.hinted(compute_out, config.occupancy_compute_out),
         (size_b * chunks * _rt.ceil_div(size_p, config.tile_p) * size_h,),
         (
-            _rt.indexable(q), _rt.indexable(k), _rt.indexable(v), S_entry, y, float(size_n), config.latency_k,
-            _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra],
-            config.chunk, config.tile_p, config.tile_n,
+            q, k, v, S_entry, y, float(size_n), config.latency_k, _rt.PRECISION[config.scores],
+            _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra], config.chunk, config.tile_p,
+            config.tile_n,
         ),
     )
 
@@ -261,13 +254,11 @@ def _portable(
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((q, k, v, S))
     out_dtype = v.dtype
-    q = q.to(dtype)
-    k = k.to(dtype)
-    v = v.to(dtype)
+    q, k, v = (v.to(dtype) for v in (q, k, v))
     S = S.to(dtype, copy=True)
     size_n = torch.tensor(float(size["n"]), dtype=dtype, device=v.device)
     index_h = torch.arange(size["h"], dtype=dtype, device=v.device)
-    decay_log2 = _rt.minimum(_rt.maximum(torch.log2(1.0 - torch.exp2(-5.0 - index_h)), -128.0), 0.0)  # [H]
+    decay_log2 = _rt.minimum(_rt.maximum(torch.log1p(-torch.exp2(-5.0 - index_h)) * LOG2E, -128.0), 0.0)  # [H]
     y_pieces = []
     for start in range(0, size["t"], chunk):
         now = slice(start, start + chunk)

@@ -34,6 +34,7 @@ LAYER = _rt.Layer(
     "simple_gla",
     batch="b",
     time="t",
+    head="h",
     inputs=(
         _rt.Input("q", ("b", "t", "h", "n"), (_rt.BF16, _rt.F16, _rt.F32), like="v"),
         _rt.Input("k", ("b", "t", "h", "n"), (_rt.BF16, _rt.F16, _rt.F32), like="v"),
@@ -67,7 +68,7 @@ class Config:
     occupancy_compute_out: int = 2  # blocks of compute_out a multiprocessor, 0 to let the compiler choose
 
     def __post_init__(self) -> None:
-        _rt.check_config(LAYER.name, vars(self))
+        _rt.check_config(LAYER, vars(self))
 
 
 CONFIGS = {
@@ -212,12 +213,12 @@ def forward(
     )
     if S0 is None:
         S0 = _rt.zeros(LAYER.states["S"], size, v)
+    config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
     if not _rt.runs_kernels(v):
-        return _portable(q, k, v, g, S0, size, config.chunk if config else 64)
+        return _portable(q, k, v, g, S0, size, config.chunk)
 
     tensors = (q, k, v, g, S0)
     _rt.check_kernels(LAYER.name, tensors)
-    config = config or CONFIGS[v.dtype]
     y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=v.dtype, device=v.device)
     S_final = S0.clone()
     for rows, now in _rt.pieces(LAYER, size, config.chunk, tensors):
@@ -230,12 +231,7 @@ def forward(
 
 
 def init_state(
-    batch: int,
-    heads: int,
-    *,
-    p: int = 64,
-    n: int = 128,
-    device: torch.device | str | None = None,
+    batch: int, heads: int, *, p: int = 64, n: int = 128, device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Zero states: S[b h p n]."""
@@ -247,11 +243,8 @@ def _three_kernel(
     config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
-    size_b = q.shape[0]
-    size_h = q.shape[2]
-    size_p = v.shape[3]
-    size_n = q.shape[3]
-    size_t = q.shape[1]
+    size_b, size_h, size_p, size_n, size_t = q.shape[0], q.shape[2], v.shape[3], q.shape[3], q.shape[1]
+    q, k, v, g = (_rt.indexable(v) for v in (q, k, v, g))
     chunks = _rt.ceil_div(size_t, config.chunk)
     # decay_sum[b h t]: running sum of g * 1.4426950408889634 within a chunk
     decay_sum = torch.empty((size_b, size_h, chunks * config.chunk), dtype=torch.float32, device=v.device)
@@ -260,23 +253,23 @@ def _three_kernel(
     _rt.launch(
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum),
         (size_b * chunks, _rt.ceil_div(size_h, config.tile_h)),
-        (_rt.indexable(g), decay_sum, config.chunk, config.tile_h),
+        (g, decay_sum, config.chunk, config.tile_h),
     )
     _rt.launch(
         _rt.hinted(fwd_pass_state, config.occupancy_fwd_pass_state),
         (size_b * size_h, _rt.ceil_div(size_p, config.state_tile_p), _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            _rt.indexable(k), _rt.indexable(v), S0, decay_sum, S_entry, S_final, config.latency_v, config.latency_k,
-            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
+            k, v, S0, decay_sum, S_entry, S_final, config.latency_v, config.latency_k, _rt.PRECISION[config.state],
+            config.chunk, config.state_tile_p, config.state_tile_n,
         ),
     )
     _rt.launch(
         _rt.hinted(compute_out, config.occupancy_compute_out),
         (size_b * chunks * _rt.ceil_div(size_p, config.tile_p) * size_h,),
         (
-            _rt.indexable(q), _rt.indexable(k), _rt.indexable(v), S_entry, decay_sum, y, float(size_n),
-            config.latency_k, _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_v,
-            _rt.PRECISION[config.intra], config.chunk, config.tile_p, config.tile_n,
+            q, k, v, S_entry, decay_sum, y, float(size_n), config.latency_k, _rt.PRECISION[config.scores],
+            _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra], config.chunk, config.tile_p,
+            config.tile_n,
         ),
     )
 
@@ -289,10 +282,7 @@ def _portable(
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((q, k, v, g, S))
     out_dtype = v.dtype
-    q = q.to(dtype)
-    k = k.to(dtype)
-    v = v.to(dtype)
-    g = g.to(dtype)
+    q, k, v, g = (v.to(dtype) for v in (q, k, v, g))
     S = S.to(dtype, copy=True)
     size_n = torch.tensor(float(size["n"]), dtype=dtype, device=v.device)
     decay_log2 = _rt.minimum(_rt.maximum(g * LOG2E, -128.0), 0.0)  # [B, L, H]

@@ -201,6 +201,8 @@ class _Derivation:
                 return mul(Apply("logsigmoid", (arg,), expr.span), LOG2E)
             case Apply(op="sub", args=(Const(value=1), Apply(op="sigmoid", args=(arg,)))):
                 return mul(Apply("logsigmoid", (_negative(arg),), expr.span), LOG2E)
+            case Apply(op="sub", args=(Const(value=1), arg)):
+                return mul(Apply("log1p", (_negative(arg),), expr.span), LOG2E)
             case (
                 Apply(op="add", args=(Const(value=1), Apply(op="exp", args=(arg,))))
                 | Apply(op="add", args=(Apply(op="exp", args=(arg,)), Const(value=1)))

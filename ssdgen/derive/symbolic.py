@@ -142,6 +142,7 @@ OPERATIONS: dict[str, Callable[..., Symbolic]] = {
     "exp2": lambda a: sympy.Integer(2) ** a,
     "log": sympy.log,
     "log2": lambda a: sympy.log(a) / LN2,
+    "log1p": lambda a: sympy.log(1 + a),
     "sqrt": sympy.sqrt,
     "tanh": sympy.tanh,
     "abs": absolute,

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ssdgen.emit.layout import broken
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import INFINITY, Output, State, Tensor
-from ssdgen.ir.plan import Kernel, Parameter, Plan, PortableInput, PortableOutput, Workspace
+from ssdgen.ir.plan import CHUNKS, Kernel, Parameter, Plan, PortableInput, PortableOutput, Workspace
 from ssdgen.ir.schedule import PRODUCTS
 from ssdgen.plan.names import host_scope
 
@@ -88,8 +89,16 @@ class Host:
             "outputs": outputs,
             "results": [*(o.host for o in outputs), *finals],
             "portable_results": [*(o.host for o in outputs), *(self.host(s.name) for s in layer.states)],
+            "rearranged": self._rearranged(),
+            "widened": self._each(
+                [self.host(t.name) for t in layer.inputs if t.name not in self._rearranged()], "v.to(dtype)"
+            ),
             "output_dtypes": f"out_dtype = {self.host(plan.leader)}.dtype",
-            "state_sizes": [(a, layer.size(a)) for a in channels],
+            "state_arguments": [
+                *("batch: int", "heads: int", "*"),
+                *(f"{self.host(a)}: int" + (f" = {layer.size(a)}" if layer.size(a) else "") for a in channels),
+                *("device: torch.device | str | None = None", "dtype: torch.dtype = torch.float32"),
+            ],
             "state_type": f"tuple[{', '.join(['Tensor'] * len(zeros))}]" if several else "Tensor",
             "state_zeros": zeros,
             "state_doc": f"Zero states: {', '.join(_state(s) for s in layer.states)}.",
@@ -111,6 +120,9 @@ class Host:
             variants.append(("else:" if optional and last else condition, self._launch(kernel)))
         return {
             "plan_arguments": self._plan_arguments(),
+            "indexable": self._each(
+                [self.host(t.name) for t in layer.inputs if layer.time in t.axes and not t.optional], "_rt.indexable(v)"
+            ),
             "plan_sizes": self._sizes(list(plan.kernels)),
             "workspaces": [self._workspace(w) for w in plan.workspaces],
             "common_launches": [self._launch(k) for k in common if k.role != "compute_out"],
@@ -141,8 +153,7 @@ class Host:
         layer, leader = self._layer, self.host(self._plan.leader)
         args = [self.host(t.name) for t in layer.inputs]
         args += [f"_rt.scalar({self.host(p.name)}, {leader})" for p in layer.params]
-        chunk = dict(next(k for k in self._plan.knobs if k.name == "chunk").defaults)["bf16"]
-        return [*args, *initials, "size", f"config.chunk if config else {chunk}"]
+        return [*args, *initials, "size", "config.chunk"]
 
     def _piece_call(self) -> list[str]:
         """The arguments of one launch of the plan: every array cut to rows of the batch and tokens."""
@@ -181,6 +192,24 @@ class Host:
         out = "out_dtype" if o.like == self._plan.leader else f"_rt.output_dtype({dtype}, out_dtype)"
         return _Output(self.host(o.name), _shape(axes, "size"), dtype, f"{joined}.to({out})")
 
+    def _rearranged(self) -> list[str]:
+        """The inputs that the portable path does more with than widen them: in another order, grouped, or optional."""
+        out = []
+        for t in self._plan.portable.inputs:
+            declared = self._layer.tensor(t.name)
+            if t.grouped or declared.optional or not t.array_axes == declared.axes == t.axes:
+                out.append(t.name)
+        return out
+
+    def _each(self, names: list[str], code: str) -> str:
+        """The line that replaces each of several variables `v` by `code`; empty if there are none."""
+        if not names:
+            return ""
+        if len(names) == 1:
+            only = re.sub(r"\bv\b", names[0], code)
+            return f"    {names[0]} = {only}"
+        return broken(f"{', '.join(names)} = ", f"({code} for v in ({', '.join(names)}))", "    ")
+
     def _prepared(self, t: PortableInput) -> str:
         name = self.host(t.name)
         declared = self._layer.tensor(t.name)
@@ -197,8 +226,8 @@ class Host:
         line = f"{name} = {code}.to(dtype)"
         return f"if {name} is not None:\n        {line}" if declared.optional else line
 
-    def _sizes(self, kernels: list[Any]) -> list[tuple[str, str]]:
-        """The axes whose length the host needs, and where it reads it."""
+    def _sizes(self, kernels: list[Kernel]) -> str:
+        """The line that reads the lengths the host needs off the arrays."""
         texts = [g for k in kernels for g in k.grid] + [x for w in self._plan.workspaces for x in w.shape]
         texts += [f"size_{self._layer.time}"]
         texts += [p.argument for k in kernels for p in k.parameters if p.argument.startswith("size_")]
@@ -206,18 +235,18 @@ class Host:
         layouts = dict(self._plan.config.layouts)
         arrays = [(self.host(t.name), layouts.get(t.name, t.axes)) for t in self._layer.inputs if t.required]
         arrays += [(self.initial(s.name), s.axes) for s in self._layer.states]
-        out = []
+        sources = []
         for axis in needed:
             name, axes = next((n, a) for n, a in arrays if axis in a)
-            out.append((axis, f"{name}.shape[{axes.index(axis)}]"))
-        return out
+            sources.append(f"{name}.shape[{axes.index(axis)}]")
+        return broken(f"{', '.join(f'size_{a}' for a in needed)} = ", ", ".join(sources), "    ")
 
     def _workspace(self, w: Workspace) -> _Workspace:
         dtype = "_rt.stored(config.carried)" if w.dtype == "carried" else DTYPES[w.dtype]
         shape = f"({', '.join(w.shape)})"
         name, leader = self._names.of("workspace", w.name), self.host(self._plan.leader)
         code = f"torch.empty({shape}, dtype={dtype}, device={leader}.device)"
-        return _Workspace(name, code, f"{name}[{' '.join(w.axes)}]: {w.doc}")
+        return _Workspace(name, code, f"{name}[{' '.join(w.axes)}]: {w.doc}".replace(CHUNKS, "chunk"))
 
     def _launch(self, kernel: Kernel) -> str:
         args = ", ".join(self._argument(p) for p in kernel.parameters)
@@ -236,7 +265,7 @@ class Host:
                 name = self.host(p.argument)
                 if p.per_head is not None:
                     name = f"_rt.per_head({name}, {p.per_head}, size_{self._layer.head})"
-                return f"_rt.indexable({name})"
+                return f"_rt.indexable({name})" if self._layer.tensor(p.argument).optional else name
             case "initial":
                 return self.initial(p.argument.removesuffix("0"))
             case "final":

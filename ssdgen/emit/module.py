@@ -29,7 +29,7 @@ SUPPORT = ("_runtime.py", "_tiles.py")
 PACKAGE_INIT = '"""State space layers emitted by ssdgen: one module a spec."""\n'
 """The text of `__init__.py` of an emitted package."""
 
-HELPERS = ("clamp", "dot", "load", "log_sigmoid", "sigmoid", "silu", "softplus", "store")
+HELPERS = ("clamp", "dot", "load", "log1p", "log_sigmoid", "sigmoid", "silu", "softplus", "store")
 TORCH_DTYPE = {"bf16": "torch.bfloat16", "f16": "torch.float16", "f32": "torch.float32"}
 
 
@@ -111,7 +111,7 @@ def _environment(plan: Plan) -> jinja2.Environment:
         "string": _string,
         "strings": lambda axes: "(" + ", ".join(map(_string, axes)) + ("," if len(axes) == 1 else "") + ")",
         "number": number,
-        "input_table": _input_table,
+        "input_table": lambda t: _input_table(t, dict(plan.config.layouts).get(t.name, t.axes)),
         "scalar_table": _scalar_table,
         "field": _field,
         "filled": lambda items, depth: "\n".join(filled(list(items), "    " * depth)),
@@ -191,8 +191,8 @@ def _range(item: Tensor | Param) -> list[str]:
     return [*(f"{n}={number(v)}" for n, v in bounds), *(f"{n}=True" for n in flags)]
 
 
-def _input_table(t: Tensor) -> str:
-    args = [_string(t.name), _axes(t.axes), _axes_of_dtypes(t)]
+def _input_table(t: Tensor, axes: Axes) -> str:
+    args = [_string(t.name), _axes(axes), _axes_of_dtypes(t)]
     args += [f"like={_string(t.like)}"] if t.like else []
     args += [f"narrower=({', '.join(_axes(a) for a in t.narrower)},)"] if t.narrower else []
     args += [f"default={number(t.default)}"] if t.default is not None else []

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ssdgen.emit.layout import assign, broken
 from ssdgen.emit.printer import CUTILE, TORCH, Printer
-from ssdgen.ir.expr import Axes, Expr, Ref, axes_of, merge_axes
+from ssdgen.ir.expr import Axes, Const, Expr, Ref, axes_of, merge_axes
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import (
     KEY,
@@ -148,7 +148,10 @@ class TorchStatements:
 
     def _einsum(self, target: Ref, factors: tuple[Expr, ...], indent: str, shape: str) -> str:
         texts, subscripts = [], []
+        numbers = [self.expr(factor, ()) for factor in factors if not axes_of(factor) and factor != Const(1)]
         for factor in factors:
+            if not axes_of(factor):
+                continue
             axes = factor.axes if isinstance(factor, Ref) else tuple(a for a in self._order if a in axes_of(factor))
             texts.append(self.expr(factor, axes))
             subscripts.append("".join(self._letters[a] for a in axes))
@@ -157,7 +160,7 @@ class TorchStatements:
         code = f'torch.einsum("{",".join(subscripts)}->{out}", {", ".join(texts)})'
         if len(out) < len(target.axes):
             code += f"[{', '.join(':' if a in present else 'None' for a in target.axes)}]"
-        return assign(target.name, code, indent, shape)
+        return assign(target.name, " * ".join([*numbers, code]), indent, shape)
 
 
 def _tuple(items: Iterable[str]) -> str:

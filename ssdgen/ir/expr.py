@@ -104,6 +104,7 @@ OPS: dict[str, int] = {
     "exp2": 1,
     "log": 1,
     "log2": 1,
+    "log1p": 1,  # log(1 + x), accurate where x is small
     "sqrt": 1,
     "abs": 1,
     "min": 2,

@@ -20,6 +20,9 @@ from ssdgen.ir.schedule import PlanName, Product
 KEY = "t'"
 """The time axis of the tokens that are looked back at: scores have axes (time, KEY)."""
 
+CHUNKS = "chunk'"
+"""The axis of the chunks of a sequence, along which entry states are stored; no name of a spec has a prime."""
+
 TILE_OPS: dict[str, int] = {"float32": 1, "where": 3, "ge": 2, "gt": 2, "lt": 2, "and": 2}
 """Operations that occur in plans only, beside those of `ssdgen.ir.expr.OPS`."""
 

@@ -41,8 +41,13 @@ class KernelBuilder:
     position: list[str] = field(default_factory=list)
     known: dict[str, Ref] = field(default_factory=dict)
     hoist: tuple[str, list[Statement]] | None = None
-    names: Names = field(default_factory=lambda: Names(LOCALS))
+    names: Names = field(init=False)
     used: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Keep the names of positions along axes from tiles."""
+        positions = {f"{a.name}_{what}" for a in self.layer.axes for what in ("tile", "tiles", "index")}
+        self.names = Names(LOCALS | positions | {s.index for s in self.place.values()})
 
     @property
     def layer(self) -> Layer:
@@ -109,10 +114,10 @@ class KernelBuilder:
 
         def rule(e: Expr) -> Expr | None:
             match e:
-                case Ref(name=name) if name in self.known:
-                    return self.known[name]
                 case Ref(name=name, lag=lag) if lag:
                     raise Unsupported(f"`{name}[{self.layer.time}-{lag}]` reads the token before")
+                case Ref(name=name) if name in self.known:
+                    return self.known[name]
                 case Ref(name=name) if name in {p.name for p in self.layer.params}:
                     return Ref(self.declare(Parameter(name, "scalar", name, dtype="f32")))
                 case Ref(name=name) if name in {let.name for let in self.layer.lets}:
@@ -182,7 +187,7 @@ class KernelBuilder:
         self, section: list[Statement], name: str, value: Expr, note: str = "", axes: Axes | None = None
     ) -> Ref:
         """target = value, under a fresh name."""
-        target = Ref(self.names.of("value", name), self.natural(value) if axes is None else axes)
+        target = Ref(self.names.fresh(name), self.natural(value) if axes is None else axes)
         section.append(Let(target, value, None, note))
         return target
 

@@ -21,6 +21,7 @@ _FOLD: dict[str, Callable[..., float]] = {
     "exp2": lambda a: 2.0**a,
     "log": math.log,
     "log2": math.log2,
+    "log1p": math.log1p,
     "sqrt": math.sqrt,
     "abs": abs,
     "min": min,

@@ -10,12 +10,27 @@ from ssdgen.ir.layer import Layer
 
 RESERVED = frozenset(
     {*keyword.kwlist, *dir(builtins), "ct", "math", "torch", "annotations", "dataclass", "replace"}
-    | {"dot", "softplus", "sigmoid", "log_sigmoid", "silu", "clamp", "LOG2E", "ZERO", "CONFIGS", "Config", "TENSORS"}
+    | {
+        "dot",
+        "softplus",
+        "sigmoid",
+        "log1p",
+        "log_sigmoid",
+        "load",
+        "store",
+        "silu",
+        "clamp",
+        "LOG2E",
+        "ZERO",
+        "CONFIGS",
+        "Config",
+        "TENSORS",
+    }
     | {"LAYER", "SPEC_DIGEST", "Tensor", "forward", "init_state", "config"}
 )
 """Names that emitted modules use at module level or take from Python; no name of a spec may stand for another there."""
 
-CONSTANT = re.compile("CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE")
+CONSTANT = re.compile("(CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE)(?<!_)")
 """Names of compile-time constants, kept free for them."""
 
 
@@ -36,6 +51,23 @@ class Names:
             self._taken.add(name)
             self._given[key] = name
         return self._given[key]
+
+    def fresh(self, wanted: str) -> str:
+        """A name that nothing has yet: `wanted`, else with a number."""
+        count, name = 1, wanted
+        while name in self._taken or CONSTANT.fullmatch(name):
+            count += 1
+            name = f"{wanted}_{count}"
+        self._taken.add(name)
+        return name
+
+
+def arguments(layer: Layer) -> dict[str, str]:
+    """What `forward` calls the inputs, scalars and initial states of a layer: their names, unless Python has them."""
+    names = host_scope(layer)
+    items = [t.name for t in layer.inputs] + [p.name for p in layer.params]
+    initial = {f"{s.name}0": names.of("initial", f"{s.name}0") for s in layer.states}
+    return {name: names.of("host", name) for name in items} | initial
 
 
 HOST_LOCALS = frozenset(

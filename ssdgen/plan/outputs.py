@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ssdgen.ir.chunkform import ChunkForm, Read, Score
 from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, mul
 from ssdgen.ir.layer import Output
-from ssdgen.ir.plan import KEY, Config, Dot, Let, OutputKernel, Parameter, Statement, Store
+from ssdgen.ir.plan import CHUNKS, KEY, Config, Dot, Let, OutputKernel, Parameter, Statement, Store
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.decays import Sums, decay_sums, decayed, grown, weight_tile
 from ssdgen.plan.lower import retime, where
@@ -84,7 +84,7 @@ def _contract(parts: _Parts, read: Read) -> Ref:
     accumulator is returned."""
     builder, time, column = parts.builder, parts.builder.layer.time, parts.column
     form, swap = builder.form, builder.config.swap
-    vector = builder.operand(parts.contract, read.vector, "vector")
+    vector = builder.row(parts.contract, read.vector, column, "vector")
     for name in (i.score for i in read.interactions):
         score = form.score(name)
         if _product_key(score) not in parts.products:
@@ -131,7 +131,8 @@ def _combine(parts: _Parts, read: Read, carried: Ref) -> Ref:
         if interaction.row is None:
             total = Apply("add", (total, Contract(scores, ONE, KEY)))
         else:
-            row = retime(builder.row(parts.combine, interaction.row), time, KEY)
+            assert parts.row is not None
+            row = retime(builder.row(parts.combine, interaction.row, parts.row), time, KEY)
             parts.combine.append(Dot(target, (scores, row), KEY, total, builder.constant("intra")))
             total = target
     if total != target:
@@ -216,10 +217,10 @@ def _column_tiles(builder: WalkBuilder, column: str) -> str:
 
 def _position(builder: WalkBuilder, row: str | None) -> list[str]:
     layer = builder.layer
-    entry = next(p for p in builder.parameters.values() if p.role == "workspace" and "chunk" in p.axes)
+    entry = next(p for p in builder.parameters.values() if p.role == "workspace" and CHUNKS in p.axes)
     out = next(p for p in builder.parameters.values() if p.role == "output")
     lines = [
-        f"heads, chunks = {entry.name}.shape[{entry.axes.index(layer.head)}], {entry.name}.shape[{entry.axes.index('chunk')}]",
+        f"heads, chunks = {entry.name}.shape[{entry.axes.index(layer.head)}], {entry.name}.shape[{entry.axes.index(CHUNKS)}]",
         "head, block = ct.bid(0) % heads, ct.bid(0) // heads",
     ]
     if row is not None:

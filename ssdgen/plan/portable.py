@@ -92,7 +92,7 @@ class _Builder:
                     return self.value(section, inline(e, self.lets), lag)
                 case Ref(name=name) if name in self.lets:
                     source = self._let(name)
-                case Ref(name=name) if name in self.known:
+                case Ref(name=name, lag=0) if name in self.known:
                     return self.known[name]
                 case Ref(name=name) if name in {p.name for p in self.layer.params}:
                     return Ref(self.names.of("host", name))

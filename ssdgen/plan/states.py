@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
 from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, mul
-from ssdgen.ir.plan import Config, Dot, Let, Load, Parameter, Slot, StateKernel, Statement, Store, Workspace
+from ssdgen.ir.plan import CHUNKS, Config, Dot, Let, Load, Parameter, Slot, StateKernel, Statement, Store, Workspace
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.decays import decay_sums, decayed, grown, weight_tile
 from ssdgen.plan.walk import WalkBuilder, channels_of, entry_axes, entry_dtype, widen
@@ -75,7 +75,7 @@ def _advance(
     for term in state.terms:
         if term.lag:
             raise Unsupported("an input of the token before")
-        row = None if term.row is None else builder.row(step, term.row)
+        row = None if term.row is None else builder.row(step, term.row, channels_of(state)[0])
         column = builder.column(step, term.column, state.column_axis)
         operands.append((weight_tile(builder, before, step, form.weight(term.weight)), row, column))
     sums = decay_sums(builder, before, step, form.decay(state.decay), earlier=False, end=True)
@@ -111,7 +111,7 @@ def _load(builder: WalkBuilder, array: str, target: Ref) -> Load:
 def entry_workspace(form: ChunkForm, state: ChunkState) -> Workspace:
     """The buffer of the states that enter each chunk, in the dtype that the `carried` product rounds them to."""
     axes = entry_axes(form, state)
-    shape = tuple("chunks" if a == "chunk" else f"size_{a}" for a in axes)
+    shape = tuple("chunks" if a == CHUNKS else f"size_{a}" for a in axes)
     return Workspace(
         f"{state.name}_entry", axes, shape, entry_dtype(state), f"the state {state.name} that enters each chunk"
     )

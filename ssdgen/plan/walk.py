@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
-from ssdgen.ir.expr import Apply, Axes, Expr, Ref, mul
-from ssdgen.ir.plan import Config, Parameter, Slot, Statement
+from ssdgen.ir.expr import Apply, Axes, Expr, Ref, axes_of, mul
+from ssdgen.ir.plan import CHUNKS, Config, Parameter, Slot, Statement
 from ssdgen.plan.builder import KernelBuilder
 from ssdgen.plan.lower import finite_on_padding, float32, inline, vanishes_on_padding, where
 
@@ -22,7 +22,7 @@ def channels_of(state: ChunkState) -> Axes:
 def entry_axes(form: ChunkForm, state: ChunkState) -> Axes:
     """The axes of the stored entry states: batch, head, chunk, then the channels as (row, column)."""
     layer = form.recurrence.layer
-    return (layer.batch, layer.head, "chunk", *channels_of(state))
+    return (layer.batch, layer.head, CHUNKS, *channels_of(state))
 
 
 def entry_dtype(state: ChunkState) -> str:
@@ -35,7 +35,7 @@ class WalkBuilder(KernelBuilder):
 
     def __init__(self, form: ChunkForm, config: Config, channels: Axes) -> None:
         layer = form.recurrence.layer
-        place = {a: Slot(a, i, "1") for a, i in ((layer.batch, "batch"), (layer.head, "head"), ("chunk", "chunk"))}
+        place = {a: Slot(a, i, "1") for a, i in ((layer.batch, "batch"), (layer.head, "head"), (CHUNKS, "chunk"))}
         place |= {g.axis: Slot(g.axis, f"group_{g.axis}", "1") for g in layer.groups}
         place[layer.time] = Slot(layer.time, "chunk", "CHUNK")
         place |= {a: Slot(a, f"{a}_tile", tile_constant(a)) for a in channels}
@@ -47,25 +47,26 @@ class WalkBuilder(KernelBuilder):
         tile = self.operand(section, column, "column")
         if vanishes_on_padding(inline(column, self._lets), axis):
             return tile
-        key = f"masked {column}"
+        return self._masked(section, column, "column", tile, self._inside(axis))
+
+    def row(self, section: list[Statement], row: Expr, axis: str, name: str = "row") -> Expr:
+        """The tile [L, P] of a row, or [L, N] of a read vector: anything finite on padding, where columns are zero."""
+        tile = self.operand(section, row, name)
+        whole = {self.layer.time, axis} <= set(axes_of(tile))
+        if whole and finite_on_padding(inline(row, self._lets)):
+            return tile
+        return self._masked(section, row, name, tile, self._before_end() if whole else self._inside(axis))
+
+    def _masked(self, section: list[Statement], expr: Expr, name: str, tile: Expr, mask: Expr) -> Expr:
+        """The tile, zero where `mask` is false, and with all axes of the mask."""
+        key = f"masked {name} {expr}"
         if key not in self.known:
-            size = Ref(self.declare(Parameter(f"size_{axis}", "scalar", f"size_{axis}", dtype="f32")))
-            within = Apply("lt", (self.index(axis), size))
-            inside = Apply("and", (self._before_end(), within))
-            self.known[key] = self.name_value(section, "column", where(inside, widen(tile)), "zero on padding")
+            self.known[key] = self.name_value(section, name, where(mask, widen(tile)), "zero on padding")
         return self.known[key]
 
-    def row(self, section: list[Statement], row: Expr) -> Expr:
-        """The tile [L, P] of a row: anything finite past the end of time, where it meets columns that are zero."""
-        tile = self.operand(section, row, "row")
-        if finite_on_padding(inline(row, self._lets)):
-            return tile
-        key = f"masked {row}"
-        if key not in self.known:
-            self.known[key] = self.name_value(
-                section, "row", where(self._before_end(), widen(tile)), "zero past the end"
-            )
-        return self.known[key]
+    def _inside(self, axis: str) -> Expr:
+        size = Ref(self.declare(Parameter(f"size_{axis}", "scalar", f"size_{axis}", dtype="f32")))
+        return Apply("and", (self._before_end(), Apply("lt", (self.index(axis), size))))
 
     def _before_end(self) -> Expr:
         time = self.layer.time

@@ -16,6 +16,7 @@ import torch
 
 from ssdgen.ir.expr import Apply, Axes, Expr, Ref, rewrite, walk
 from ssdgen.ir.layer import Interval, Layer, Tensor
+from ssdgen.plan.names import arguments
 
 Dtype = Literal["bf16", "f16", "f32", "f64"]
 DTYPES: dict[str, torch.dtype] = {
@@ -57,10 +58,13 @@ class Inputs:
     tensors: dict[str, torch.Tensor]
     params: dict[str, float]
     states: dict[str, torch.Tensor]
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
     def keywords(self) -> dict[str, torch.Tensor | float]:
-        """The arguments of an emitted `forward`, all by keyword: the state `S` as `S0`."""
-        return {**self.tensors, **self.params, **{f"{name}0": state for name, state in self.states.items()}}
+        """The arguments of an emitted `forward`, all by keyword: the state `S` as `S0`, `lambda` as `arguments` has it."""
+        states = {f"{name}0": state for name, state in self.states.items()}
+        values: dict[str, torch.Tensor | float] = {**self.tensors, **self.params, **states}
+        return {self.arguments.get(name, name): value for name, value in values.items()}
 
 
 def draw(layer: Layer, case: Case, device: torch.device | str = "cpu", generated_on: str = "cpu") -> Inputs:
@@ -92,7 +96,7 @@ def draw(layer: Layer, case: Case, device: torch.device | str = "cpu", generated
             states[state.name] = value.to(torch.float64 if case.dtype == "f64" else DTYPES[state.dtype]).to(device)
     leading = {name: array_axes(layer, layer.tensor(name), case.forms.get(name))[:2] for name in tensors}
     per_token = [name for name, axes in leading.items() if axes == (layer.batch, layer.time)]
-    return Inputs(_arranged(tensors, per_token, case.memory), dict(case.params), states)
+    return Inputs(_arranged(tensors, per_token, case.memory), dict(case.params), states, arguments(layer))
 
 
 def array_axes(layer: Layer, tensor: Tensor, form: Axes | None = None) -> Axes:
@@ -100,6 +104,17 @@ def array_axes(layer: Layer, tensor: Tensor, form: Axes | None = None) -> Axes:
     if form is not None and form != tensor.axes:
         return form
     return next((layout.axes for layout in layer.schedule.layouts if layout.name == tensor.name), tensor.axes)
+
+
+def in_order_of_equations(layer: Layer, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Inputs as a caller passes them, with their dimensions in the order of the equations."""
+    out = {}
+    for name, x in tensors.items():
+        tensor = layer.tensor(name)
+        form = next(f for f in (tensor.axes, *tensor.narrower) if len(f) == x.dim())
+        order = array_axes(layer, tensor, form)
+        out[name] = x.permute([order.index(a) for a in form])
+    return out
 
 
 def dtype_of(layer: Layer, tensor: Tensor, case: Case) -> torch.dtype:

@@ -56,6 +56,7 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "exp2": torch.exp2,
     "log": torch.log,
     "log2": torch.log2,
+    "log1p": torch.log1p,
     "sqrt": torch.sqrt,
     "abs": torch.abs,
     "min": torch.minimum,

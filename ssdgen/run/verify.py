@@ -21,7 +21,7 @@ from ssdgen.ir.report import Check, Gate, Report
 from ssdgen.run.cases import Trial, kernel_trials, portable_trials
 from ssdgen.run.checks import Expected, bound, compare, one_thread, poisoned_memory
 from ssdgen.run.emulate import EmulationError, launch
-from ssdgen.run.inputs import DTYPES, Inputs, draw
+from ssdgen.run.inputs import DTYPES, Inputs, draw, in_order_of_equations
 from ssdgen.run.peers import peer_checks
 from ssdgen.run.reference import reference
 
@@ -103,7 +103,7 @@ def emulated(module: ModuleType) -> AbstractContextManager[None]:
 def expected(gate: Gate, plan: Plan, inputs: Inputs, trial: Trial) -> dict[str, Expected]:
     """The truth for `inputs`, as they were rounded, with the dtype and the bound of every output and final state."""
     layer = plan.form.recurrence.layer
-    truth, finals = reference(layer, inputs.tensors, inputs.params, inputs.states)
+    truth, finals = reference(layer, in_order_of_equations(layer, inputs.tensors), inputs.params, inputs.states)
     double = trial.case.dtype == "f64"
     precisions: dict[str, str] = {}
     if gate != "portable":
@@ -113,7 +113,9 @@ def expected(gate: Gate, plan: Plan, inputs: Inputs, trial: Trial) -> dict[str, 
     for output in layer.outputs:
         dtype = inputs.tensors[output.like].dtype if output.like else DTYPES[output.dtypes[0]]
         dtype = torch.float64 if double else dtype
-        out[output.name] = Expected(truth[output.name], dtype, bound(dtype, precisions.values()))
+        axes = dict(plan.config.layouts).get(output.name, output.axes)
+        wanted = truth[output.name].permute([output.axes.index(a) for a in axes])
+        out[output.name] = Expected(wanted, dtype, bound(dtype, precisions.values()))
     for state in layer.states:
         dtype = torch.float64 if double else DTYPES[state.dtype]
         update = [precisions["state"]] if "state" in precisions else []

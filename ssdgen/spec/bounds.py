@@ -223,6 +223,7 @@ _RULES: dict[str, Callable[..., Interval]] = {
     "exp2": lambda a: _rising(a, _exp2, never=(0.0,)),
     "log": _log_with(math.log),
     "log2": _log_with(math.log2),
+    "log1p": lambda a: _RULES["log"](_add(a, Interval(1.0, 1.0))),
     "sqrt": lambda a: _rising(_not_negative(a), math.sqrt),
     "abs": _abs,
     "min": _min,

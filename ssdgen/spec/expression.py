@@ -231,10 +231,9 @@ def constant(expr: Expr) -> int | float | None:
 
 def _dot(left: Expr, right: Expr, span: Span, scope: Scope) -> Expr | None:
     add = scope.problems.add
-    if isinstance(right, Ref) and right.name in scope.state_axes and not scope.states_in(left):
-        axes, other = axes_of(right), axes_of(left)
-    else:
-        axes, other = axes_of(right), axes_of(left)
+    other = axes_of(left)
+    declared = list(scope.axes)
+    axes = axes_of(right) if isinstance(right, Ref) else tuple(sorted(axes_of(right), key=declared.index))
     channels = scope.channels(axes)
     if not axes or axes[-1] not in channels:
         last = f"its last axis, `{axes[-1]}`, is not one" if axes else "it has no axis"

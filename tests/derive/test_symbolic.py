@@ -50,7 +50,7 @@ def test_the_order_of_terms_is_ours(text: str, expr: Expr) -> None:
     assert str(freeze(thaw(expr))) == text
 
 
-SMOOTH = ["exp", "exp2", "log", "log2", "sqrt", "sigmoid", "logsigmoid", "softplus", "silu", "tanh"]
+SMOOTH = ["exp", "exp2", "log", "log2", "log1p", "sqrt", "sigmoid", "logsigmoid", "softplus", "silu", "tanh"]
 
 
 @pytest.mark.parametrize("op", SMOOTH)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -68,6 +68,7 @@ class Layer:
     name: str
     batch: str
     time: str
+    head: str
     inputs: tuple[Input, ...]
     scalars: tuple[Scalar, ...]
     groups: Mapping[str, str]
@@ -293,13 +294,28 @@ def zeros(axes: Axes, size: Mapping[str, int], like: Tensor) -> Tensor:
     return torch.zeros([size[a] for a in axes], dtype=F64 if like.dtype == F64 else F32, device=like.device)
 
 
-def check_config(layer: str, values: Mapping[str, Any]) -> None:
+ConfigType = TypeVar("ConfigType")
+
+
+def chosen(
+    layer: Layer, config: ConfigType | None, defaults: Mapping[torch.dtype, ConfigType], dtype: torch.dtype
+) -> ConfigType:
+    """The configuration of a call: the caller's, or the default for the dtype; TypeError for what is no Config."""
+    if config is None:
+        return defaults.get(dtype, defaults[F32])
+    kind = type(defaults[F32])
+    if not isinstance(config, kind):
+        raise TypeError(f"{layer.name}: `config` must be a {layer.name}.{kind.__name__}, got {type(config).__name__}")
+    return config
+
+
+def check_config(layer: Layer, values: Mapping[str, Any]) -> None:
     """Check the fields of a Config; ValueError names the field, what it may be, and what came."""
     for name, value in values.items():
         if isinstance(value, str):
             good, expected = value in PRECISION, f"one of {', '.join(PRECISION)}"
         elif name == "chunk" or name.startswith(("tile_", "state_tile_")):
-            low = 16 if name == "chunk" else 1
+            low = {"chunk": 16, f"tile_{layer.head}": 1}.get(name, 32)
             good = isinstance(value, int) and low <= value <= 256 and value & (value - 1) == 0
             expected = f"a power of two from {low} to 256"
         elif name.startswith("latency_"):
@@ -307,7 +323,7 @@ def check_config(layer: str, values: Mapping[str, Any]) -> None:
         else:
             good, expected = isinstance(value, int) and 0 <= value <= 32, "an integer from 0 to 32"
         if not good:
-            raise ValueError(f"{layer}: config field `{name}` must be {expected}, got {value!r}")
+            raise ValueError(f"{layer.name}: config field `{name}` must be {expected}, got {value!r}")
 
 
 def widest(tensors: Sequence[Tensor | None]) -> torch.dtype:

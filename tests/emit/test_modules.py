@@ -1,0 +1,104 @@
+"""The modules in generated/ read as if written by hand, and names of a spec never collide with those of the code."""
+
+from __future__ import annotations
+
+import ast
+from itertools import product
+
+import pytest
+
+from ssdgen.derive import chunk_form, recurrence
+from ssdgen.diagnostics import Source
+from ssdgen.emit import emit
+from ssdgen.plan import Unsupported, plan
+from ssdgen.resources import resource_dir
+from ssdgen.run.cases import Trial
+from ssdgen.run.inputs import Case
+from ssdgen.run.load import load
+from ssdgen.run.verify import run_trial
+from ssdgen.spec import load_source, read_layer
+
+WITH_KERNELS = ("mamba2", "retnet", "linear_attention", "simple_gla", "mlstm")
+MODULE_LINES, KERNEL_LINES = 450, 60
+
+
+def kernels(tree: ast.Module) -> list[ast.FunctionDef]:
+    return [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.decorator_list]
+
+
+@pytest.mark.parametrize("name", WITH_KERNELS)
+def test_measures_of_a_hand_written_module(name: str) -> None:
+    """At most 450 lines a module, 60 a kernel; every parameter of a kernel is used, every assignment read."""
+    text = (resource_dir("generated") / f"{name}.py").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MODULE_LINES
+    for kernel in kernels(ast.parse(text)):
+        assert (kernel.end_lineno or 0) - kernel.lineno < KERNEL_LINES, kernel.name
+        read = {n.id for n in ast.walk(kernel) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        written = {n.id for n in ast.walk(kernel) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        unused = {a.arg for a in kernel.args.args} | written
+        assert not unused - read, f"{kernel.name}: {unused - read}"
+
+
+def test_only_a_decay_that_varies_is_summed_by_a_kernel() -> None:
+    """A constant decay has a closed form and no decay needs none: no `chunk_cumsum` is emitted for them."""
+    launched = {
+        n: [k.name for k in plan(chunk_form(recurrence(read_layer(load_source(n))))).kernels] for n in WITH_KERNELS
+    }
+    assert [n for n, names in launched.items() if "chunk_cumsum" in names] == ["mamba2", "simple_gla", "mlstm"]
+
+
+@pytest.mark.parametrize(("name", "reason"), [("gla", "key channels"), ("mamba3", "token before")])
+def test_refused_until_its_own_issue(name: str, reason: str) -> None:
+    planned = plan(chunk_form(recurrence(read_layer(load_source(name)))))
+    with pytest.raises(Unsupported, match=reason):
+        emit(planned)
+    assert not planned.kernels
+    assert "_portable(" in emit(planned, portable_only=True).text
+
+
+def test_emitting_twice_gives_the_same_text() -> None:
+    form = chunk_form(recurrence(read_layer(load_source("mamba2"))))
+    assert emit(plan(form)).text == emit(plan(form)).text
+
+
+COLLIDING = """\
+language 1
+layer names "Names that Python, torch, cuTile and the emitted code want for themselves"
+
+axes    batch time head chunk token
+
+inputs
+  lambda[batch time head chunk]   : bf16 | f32
+  {gate}[batch time head]         : f32
+  {key}[batch time head token]    : like lambda
+  {query}[batch time head token]  : like lambda
+
+let     {let} = sigmoid({gate})
+
+state   {state}[batch head chunk token] : f32
+        {state}[time] = {let} * {state}[time-1] + (1 - {let}) * outer(lambda, {key})
+
+output  {output}[batch time head chunk] : like lambda
+        {output} = {state}[time] . {query}
+"""
+NAMES = [
+    {"gate": "config", "key": "range", "query": "ct", "let": "torch", "state": "first", "output": "rows"},
+    {"gate": "CHUNK", "key": "TILE_TOKEN", "query": "SCORES", "let": "head_tile", "state": "x", "output": "length"},
+    {"gate": "decay_sum", "key": "column", "query": "causal", "let": "score", "state": "carry", "output": "vector"},
+    {"gate": "dot", "key": "load", "query": "softplus_", "let": "sigmoid_", "state": "LOG2E", "output": "forward"},
+    {"gate": "float", "key": "S_entry", "query": "lambda_", "let": "step", "state": "S", "output": "lambda_tile"},
+]
+
+
+@pytest.mark.parametrize(("names", "dtype"), list(product(NAMES, ["bf16", "f32"])))
+def test_names_never_collide(names: dict[str, str], dtype: str) -> None:
+    """A spec may call its tensors what it likes; the printer renames, and the module still computes what the spec says."""
+    layer = read_layer(Source("names.ssd", COLLIDING.format(**names)))
+    module = emit(plan(chunk_form(recurrence(layer))))
+    sizes = {"batch": 1, "time": 70, "head": 2, "chunk": 33, "token": 40}
+    trial = Trial("names", Case(sizes, dtype="bf16" if dtype == "bf16" else "f32"))
+    imported = load(module.name, module.files)
+    checks = []
+    for gate in ("portable", "emulation"):
+        checks += run_trial(gate, module.plan, imported, trial)
+    assert not [str(c) for c in checks if not c.passed]
