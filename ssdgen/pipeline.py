@@ -71,7 +71,7 @@ def load(module: ModuleSource) -> ModuleType:
 
 
 def build(
-    modules: Iterable[tuple[Plan, ModuleType]],
+    modules: Iterable[tuple[Plan, ModuleType, str]],
     architectures: Collection[str],
     dtypes: Collection[Dtype],
     jobs: int | None = None,
@@ -79,11 +79,18 @@ def build(
     *,
     cache: bool = True,
 ) -> Build:
-    """Every kernel that modules, each emitted from its plan, launch for aligned inputs, compiled ahead of time."""
+    """Every kernel that modules, each emitted from its plan, launch for aligned inputs, compiled ahead of time.
+
+    The string beside a module tells its kernels from those of the same spec at another point of its schedule.
+    """
     from ssdgen.build.compile import build as build_all
     from ssdgen.run.launches import compile_requests
 
-    requests = [r for planned, module in modules for r in compile_requests(planned, module, architectures, dtypes)]
+    requests = [
+        request
+        for planned, module, note in modules
+        for request in compile_requests(planned, module, architectures, dtypes, note)
+    ]
     return build_all(requests, jobs, progress, cache=cache)
 
 

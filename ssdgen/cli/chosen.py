@@ -15,19 +15,23 @@ if TYPE_CHECKING:
 
 
 def planned(
-    specs: list[str] | None, config: list[str] | None, step: Steps, portable: bool = False
+    specs: list[str] | None,
+    config: list[str] | None,
+    step: Steps,
+    portable: bool = False,
+    against: list[str] | None = None,
 ) -> list[tuple[Proof, Plan]]:
     """Each of `specs` proved and planned; if none is named, all built-in ones that have kernels.
 
-    Nothing else has been done when one of them is wrong. Raises UserError for two that describe a layer of one name, and
-    for one without kernels unless its `portable` form is enough.
+    `against` are knobs that win over those of `config`. Nothing else has been done when a spec is wrong. Raises UserError
+    for two that describe a layer of one name, and for one without kernels unless its `portable` form is enough.
     """
     chosen = specs or pipeline.built_ins()
     found: dict[str, tuple[Proof, Plan]] = {}
     for i, spec in enumerate(chosen):
         step(i, len(chosen), spec)
         form, proof = pipeline.derive(spec)
-        plan = pipeline.plan(form, settings(config))
+        plan = pipeline.plan(form, settings(config) | settings(against, "--against"))
         if plan.refused and not specs:
             continue
         if plan.refused and not portable:

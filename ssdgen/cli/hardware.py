@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from ssdgen.ir.plan import Plan
     from ssdgen.ir.report import Report
 
+Against = Annotated[
+    list[str] | None,
+    typer.Option("--against", metavar="KEY=VALUE", help="Compile with this knob too, to compare: --against swap=none."),
+]
 GATES: tuple[Gate, ...] = get_args(Gate)
 CPU_GATES: tuple[Gate, ...] = ("proof", "portable", "emulation", "peer")
 CUDA_GATES: tuple[Gate, ...] = ("proof", "portable", "hardware", "peer")
@@ -41,6 +45,7 @@ def build(
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write the cubins there.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile all of it, and keep nothing.")] = False,
     config: Config = None,
+    against: Against = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -48,7 +53,10 @@ def build(
     architectures = several(arch, ARCHITECTURES, "--arch")
     dtypes = several(dtype, get_args(Dtype), "--dtype")
     with progress("build") as step:
-        modules = [(plan, _loaded(plan)) for _, plan in planned(specs, config, step)]
+        modules = [(plan, _loaded(plan), "") for _, plan in planned(specs, config, step)]
+        if against:
+            other = planned(specs, config, step, against=against)
+            modules += [(plan, _loaded(plan), " ".join(against)) for _, plan in other]
         if out is not None:
             make_folder(out)
         built = pipeline.build(

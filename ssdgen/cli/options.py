@@ -20,15 +20,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for a program.")
 Debug = Annotated[bool, typer.Option("--debug", help="Show the details of a bug here instead of in a file.")]
 
 
-def settings(config: Iterable[str] | None) -> dict[str, str]:
-    """The pairs of `--config KEY=VALUE`; UserError for one that is no pair or a key given twice."""
+def settings(config: Iterable[str] | None, option: str = "--config") -> dict[str, str]:
+    """The pairs of an option that takes KEY=VALUE; UserError for one that is no pair or a key given twice."""
     pairs: dict[str, str] = {}
     for text in config or ():
         key, equals, value = (part.strip() for part in text.partition("="))
         if not (key and equals and value):
-            raise UserError(f"--config {text} is not KEY=VALUE", "for example --config chunk=128")
+            raise UserError(f"{option} {text} is not KEY=VALUE", f"for example {option} chunk=128")
         if key in pairs:
-            raise UserError(f"--config gives {key} twice", "leave one of them out")
+            raise UserError(f"{option} gives {key} twice", "leave one of them out")
         pairs[key] = value
     return pairs
 

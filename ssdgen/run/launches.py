@@ -25,12 +25,12 @@ UNDECLARED_SIZE = 64
 
 
 def compile_requests(
-    plan: Plan, module: ModuleType, architectures: Iterable[str], dtypes: Iterable[Dtype]
+    plan: Plan, module: ModuleType, architectures: Iterable[str], dtypes: Iterable[Dtype], note: str = ""
 ) -> tuple[CompileRequest, ...]:
     """Every kernel that `module`, emitted from `plan`, launches for aligned inputs of `dtypes`, once an architecture.
 
     Shapes are those of the class that is used most: the declared sizes, a multiple of 16 tokens, one group; every optional
-    input once present and once absent. A dtype that the layer does not take gives nothing.
+    input once present and once absent. A dtype that the layer does not take gives nothing. `note` ends every label.
     """
     layer = plan.form.recurrence.layer
     found: dict[CompileRequest, list[str]] = {}
@@ -40,7 +40,7 @@ def compile_requests(
         for present, _ in plan.variants:
             for request in _launched(plan, module, dtype, present):
                 found.setdefault(replace(request, label=""), []).append(request.label)
-    labelled = [replace(request, label=_common(labels)) for request, labels in found.items()]
+    labelled = [replace(request, label=f"{_common(labels)} {note}".strip()) for request, labels in found.items()]
     return tuple(replace(request, arch=arch) for arch in architectures for request in labelled)
 
 

@@ -44,6 +44,19 @@ def test_build_shows_what_kernels_use(ssdgen: Command) -> None:
 
 
 @pytest.mark.slow
+def test_build_against_another_point(ssdgen: Command) -> None:
+    """Swapped operands against not, in one table: the second point's rows say what is different."""
+    result = ssdgen("build", "linear_attention", "--arch", "sm_90", "--dtype", "bf16", "--against", "swap=intra")
+    assert result.code == 0, result.err
+    rows = [line.split()[:4] for line in result.out.splitlines()]
+    assert [r for r in rows if r[0] == "compute_out"] == [
+        ["compute_out", "sm_90", "bf16", "wgmma"],
+        ["compute_out", "sm_90", "bf16", "swap=intra"],
+    ]
+    assert ssdgen("build", "retnet", "--against", "swap").err.startswith("ssdgen: --against swap is not KEY=VALUE")
+
+
+@pytest.mark.slow
 def test_build_several(ssdgen: Command) -> None:
     """One table that names the modules, one folder; the second build finds the first one's kernels in the cache."""
     arguments = ("build", "retnet", "linear_attention", "--arch", "sm_90", "--dtype", "bf16", "--jobs", "2")
