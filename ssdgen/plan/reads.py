@@ -1,0 +1,181 @@
+"""What a token reads, and the outputs made of it: shared by every kernel that computes outputs.
+
+A kernel gathers its statements in `Parts`: `contract` sums over the column axis into `accumulators`, `combine` weighs them
+and adds what tokens of the chunk read from each other, `outputs` are the epilogues and their stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ssdgen.ir.chunkform import ChunkForm, Read, Score
+from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, mul
+from ssdgen.ir.layer import Output
+from ssdgen.ir.plan import KEY, Dot, Let, Parameter, Statement, Store
+from ssdgen.plan.builder import Unsupported
+from ssdgen.plan.decays import Sums, decay_sums, decayed, grown, weight_tile
+from ssdgen.plan.lower import retime, where
+from ssdgen.plan.walk import WalkBuilder, widen
+
+
+@dataclass
+class Parts:
+    """A kernel in the making: its builder, the axes its states share, and statements by section.
+
+    `before` is what no loop of the kernel changes. A walk over chunks puts there what is the same in every chunk too.
+    """
+
+    builder: WalkBuilder
+    row: str | None
+    column: str
+    walks: bool = False
+    before: list[Statement] = field(default_factory=list)
+    contract: list[Statement] = field(default_factory=list)
+    combine: list[Statement] = field(default_factory=list)
+    outputs: list[Statement] = field(default_factory=list)
+    accumulators: list[Ref] = field(default_factory=list)
+    products: dict[str, Ref] = field(default_factory=dict)
+
+    @property
+    def constant(self) -> list[Statement]:
+        """The section of what depends on neither the chunk nor the tile of the column axis."""
+        return self.before if self.walks else self.combine
+
+
+def shared_axes(form: ChunkForm) -> tuple[str | None, str]:
+    """The row and the column axis that all states share."""
+    rows = {s.row_axis for s in form.states} - {None}
+    columns = {s.column_axis for s in form.states}
+    if len(rows) > 1 or len(columns) > 1:
+        raise Unsupported("states with different channel axes")
+    outputs = {a for o in form.outputs for a in o.axes}
+    return next((r for r in rows if r in outputs), None), next(iter(columns))
+
+
+def contract(parts: Parts, read: Read, state_tile: Callable[[], Expr]) -> Ref:
+    """Append to `contract` what a read needs summed over the column axis: vector . column tiles, and vector . state, whose
+    accumulator is returned. `state_tile` makes the tile of the state that enters the chunk."""
+    builder, time, column = parts.builder, parts.builder.layer.time, parts.column
+    form, swap = builder.form, builder.config.swap
+    vector = builder.row(parts.contract, read.vector, column, "vector")
+    for name in (i.score for i in read.interactions):
+        score = form.score(name)
+        if _product_key(score) not in parts.products:
+            keys = retime(builder.column(parts.contract, score.column, column), time, KEY)
+            count = len(parts.products)
+            target = Ref(
+                builder.names.of("value", f"scores_{count + 1}" if count else "scores"),
+                (KEY, time) if "scores" in swap else (time, KEY),
+            )
+            parts.products[_product_key(score)] = target
+            parts.accumulators.append(target)
+            parts.contract.append(Dot(target, (vector, keys), column, target, builder.constant("scores")))
+    state, entered = form.state(read.state), state_tile()
+    name = builder.names.of("carried", f"{read.name}_carried")
+    if state.row_axis is None:
+        total = Ref(name, (time,))
+        parts.contract.append(Let(total, Apply("add", (total, Contract(widen(vector), widen(entered), column)))))
+    elif parts.row is None:
+        raise Unsupported(f"an output that reads `{state.name}` but lacks the axis `{state.row_axis}`")
+    else:
+        total = Ref(name, (parts.row, time) if "carried" in swap else (time, parts.row))
+        parts.contract.append(Dot(total, (vector, entered), column, total, builder.constant("carried")))
+    parts.accumulators.append(total)
+    return total
+
+
+def _product_key(score: Score) -> str:
+    return f"{score.vector} . {score.column}"
+
+
+def combine(parts: Parts, read: Read, carried: Ref) -> Ref:
+    """Append to `combine` the value of a read: the carried term, decayed, plus its interactions."""
+    builder, time = parts.builder, parts.builder.layer.time
+    decay, earlier = builder.form.decay(read.decay), read.at == -1
+    sums = decay_sums(builder, parts.constant, parts.combine, decay, earlier=earlier, end=parts.walks)
+    total: Expr = mul(carried, grown(sums.before if earlier else sums.through))
+    axes = _oriented(parts, tuple(a for a in (time, parts.row) if a in carried.axes))
+    target = Ref(builder.names.of("read", read.name), axes)
+    for interaction in read.interactions:
+        scores = _score(parts, builder.form.score(interaction.score), sums)
+        if interaction.row is None:
+            total = Apply("add", (total, Contract(scores, ONE, KEY)))
+        else:
+            assert parts.row is not None
+            row = retime(builder.row(parts.combine, interaction.row, parts.row), time, KEY)
+            parts.combine.append(Dot(target, (scores, row), KEY, total, builder.constant("intra")))
+            total = target
+    if total != target:
+        parts.combine.append(Let(target, total))
+    return target
+
+
+def _oriented(parts: Parts, axes: Axes) -> Axes:
+    """The order of a tile (time, row) of a read or an output: that of the `intra` product."""
+    return axes[::-1] if "intra" in parts.builder.config.swap else axes
+
+
+def _score(parts: Parts, score: Score, sums: Sums) -> Ref:
+    """The weighted, decayed, causal scores [i, j] of a Score; computed once."""
+    builder, time = parts.builder, parts.builder.layer.time
+    key = f"score {score.name}"
+    if key not in builder.known:
+        if score.lag:
+            raise Unsupported("an input of the token before")
+        product = parts.products[_product_key(score)]
+        weight = weight_tile(builder, parts.constant, parts.combine, builder.form.weight(score.weight))
+        causal, left = _causal(parts, score, product.axes), _left(parts, score, sums, product.axes)
+        value = where(causal, mul(product, left, retime(weight, time, KEY)))
+        builder.known[key] = builder.name_value(parts.combine, score.name, value, axes=product.axes)
+    return builder.known[key]
+
+
+def _causal(parts: Parts, score: Score, axes: Axes) -> Expr:
+    """The mask of the tokens j that a token i reads: not those after it, nor itself if it reads the state before it."""
+    builder, time = parts.builder, parts.builder.layer.time
+    key = f"causal {score.at}"
+    if key not in builder.known:
+        mask = Apply("gt" if score.at == -1 else "ge", (Ref("token", (time,)), Ref("token", (KEY,))))
+        name = "causal" if score.at == 0 else "causal_before"
+        builder.known[key] = builder.name_value(parts.constant, name, mask, axes=axes)
+    return builder.known[key]
+
+
+def _left(parts: Parts, score: Score, sums: Sums, axes: Axes) -> Expr:
+    """What is left at token i of the input of token j; one without decay."""
+    builder, time = parts.builder, parts.builder.layer.time
+    later = sums.before if score.at == -1 else sums.through
+    left = decayed(later, retime(sums.through, time, KEY))
+    if left == ONE:
+        return ONE
+    key = f"left {score.decay} {score.at}"
+    if key not in builder.known:
+        name = f"{score.decay}_left" if score.at == 0 else f"{score.decay}_left_before"
+        note = "what is left of token j at token i"
+        builder.known[key] = builder.name_value(parts.combine, name, left, note, axes=axes)
+    return builder.known[key]
+
+
+def output(parts: Parts, declared: Output, present: tuple[str, ...]) -> None:
+    """Append to `outputs` an epilogue and its store."""
+    builder, time, row = parts.builder, parts.builder.layer.time, parts.row
+    form = next(o for o in builder.form.outputs if o.name == declared.name)
+    stray = [a for a in declared.axes if a not in builder.place or a == parts.column]
+    if stray:
+        raise Unsupported(f"the output `{declared.name}` has the axis `{stray[0]}`")
+    if row is not None and row not in declared.axes:
+        raise Unsupported(f"the output `{declared.name}` lacks the axis `{row}` of another output")
+    tile = Ref(
+        builder.names.of("output", f"{declared.name}_tile"), _oriented(parts, (time,) if row is None else (time, row))
+    )
+    parts.outputs.append(Let(tile, widen(builder.tile(parts.outputs, form.value)), declared.value.span.line))
+    builder.known[declared.name] = tile
+    for gate in form.gates:
+        if gate.tensor in present:
+            parts.outputs.append(Let(tile, builder.tile(parts.outputs, gate.value), gate.span.line))
+    axes = dict(builder.config.layouts).get(declared.name, declared.axes)
+    dtype = declared.dtypes[0] if declared.like is None else f"like {declared.like}"
+    parameter = builder.declare(Parameter(declared.name, "output", declared.name, axes, dtype))
+    latency = builder.latency(declared.name)
+    parts.outputs.append(Store(parameter, builder.slots(axes), tile, builder.tile_axes(axes), latency))
