@@ -1,6 +1,6 @@
 """The forward kernels of the built-in specs on one GPU: right, clean, and how fast beside the peers. Ten minutes at most.
 
-    python bench/h200_forward.py --out DIR [--quick] [--seconds 570]
+    python bench/h200_forward.py --out DIR [--quick] [--sweep] [--seconds 570]
 
 Writes DIR/results.json and DIR/table.txt after every step. Each step is a process of its own, so that a kernel that ends
 a CUDA context ends one step; what failed stands under "problems" with the end of its output. Steps:
@@ -8,10 +8,11 @@ a CUDA context ends one step; what failed stands under "problems" with the end o
   warm      every kernel is compiled, ours and the peers', in parallel processes, into the compilers' disk caches
   verify    every spec at every shape of SHAPES, bf16, all inputs present: against the chunked form in float64 on the GPU
             (all of it) and a float64 token loop (two heads of the last sequence, at most 4,096 tokens)
+  memcheck  compute-sanitizer over one ragged shape a spec
+  gates     what `ssdgen verify SPEC --device cuda` asks of the GPU: the hardware and peer checks, at small awkward sizes
   time      CUDA graphs, bf16, medians of interleaved replays over several input sets, so that no set is found in the L2
             cache; mamba2 beside mamba_ssm (best of chunk 128 and 256) and TileGym, each first compared with float64
-  sweep     mamba2 with one knob of its schedule changed at a time
-  memcheck  compute-sanitizer over one ragged shape a spec
+  sweep     on request: mamba2 with one knob of its schedule changed at a time
 
 Our call and mamba_ssm's get raw dt, its bias and softplus; TileGym's has no softplus and gets the finished steps for free.
 """
@@ -21,10 +22,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,6 +47,9 @@ SHAPES = (
 )
 """Batch, tokens, heads, groups, head channels, state channels."""
 QUICK_SHAPES = ((2, 2048, 4, 1, 64, 64), (1, 2048, 16, 2, 64, 128))
+PARTS = 3
+"""Processes that share the trials of one spec's gates."""
+CACHES = Path(tempfile.gettempdir()) / "ssdgen-bench-caches"
 SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 
 
@@ -52,6 +58,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json and table.txt")
     parser.add_argument("--quick", action="store_true", help="two small shapes, few repetitions")
+    parser.add_argument("--sweep", action="store_true", help="mamba2 with one knob changed at a time, too")
     parser.add_argument("--seconds", type=float, default=570.0, help="no step starts, and each is ended, after this")
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -66,30 +73,39 @@ def main() -> int:
     shapes = QUICK_SHAPES if options.quick else SHAPES
     numbers = [",".join(map(str, shape)) for shape in shapes]
     run.record_machine()
-    run.together("warm", warm_steps(shapes), 14, until=0.42)
-    run.together("time", [("time", "mamba2", *numbers)], 1, until=0.6)
-    run.together("verify", [("verify", spec, shape) for spec in SPECS for shape in reversed(numbers)], 5, until=0.8)
-    run.together("memcheck", [("memcheck", spec) for spec in SPECS], 5, until=0.92)
-    run.together("time", [("time", spec, *numbers) for spec in SPECS[1:]], 1, until=0.97)
-    run.together("sweep", [("sweep", "mamba2", numbers[0])], 1, until=1.0)
+    run.together("warm", warm_steps(shapes), 14, until=0.4)
+    checks: list[tuple[str, ...]] = [("verify", spec, shape) for spec in SPECS for shape in reversed(numbers)]
+    checks += [("memcheck", spec) for spec in SPECS]
+    checks += [("gates", spec, f"{part}/{PARTS}") for spec in SPECS for part in range(PARTS)]
+    run.together("checks", checks, 12, until=0.65)
+    run.together("time", [("time", "mamba2", *numbers)], 1, until=0.85)
+    run.together("time", [("time", spec, *numbers) for spec in SPECS[1:]], 1, until=1.0)
+    if options.sweep:
+        run.together("sweep", [("sweep", "mamba2", numbers[0])], 1, until=1.0)
     print((options.out / "table.txt").read_text())
     return 1 if run.results["problems"] else 0
 
 
 def warm_steps(shapes: tuple[tuple[int, ...], ...]) -> list[tuple[str, ...]]:
-    """What to compile: mamba_ssm once a state size, TileGym once a state size and class, ours once a class of lengths."""
+    """What to compile: ours once a class of lengths, the peers' once a state size and class."""
     steps: dict[tuple[object, ...], tuple[str, ...]] = {}
     for shape in shapes:
         b, _, h, g, p, n = shape
         number = ",".join(map(str, shape))
         classes = tuple("1" if x == 1 else "16" if x % 16 == 0 else "any" for x in (b, h, g, p, n))
         for chunk in (128, 256):
-            steps.setdefault(("mamba_ssm", chunk, n), ("warm", f"mamba_ssm chunk {chunk}", number))
+            steps.setdefault(("mamba_ssm", chunk, n, classes), ("warm", f"mamba_ssm chunk {chunk}", number))
         steps.setdefault(("tilegym", n, classes), ("warm", "tilegym chunk 64", number))
         for spec in SPECS:
             steps.setdefault((spec, classes), ("warm", spec, number))
     order = {"mamba_ssm": 0, "tilegym": 1}  # the slow ones first
     return [steps[key] for key in sorted(steps, key=lambda key: order.get(str(key[0]), 2))]
+
+
+def cache_of(step: tuple[str, ...]) -> str:
+    """The compiler's cache that a step uses: many writers at once can make cuTile take its database for broken."""
+    spec = step[1] if step[1] in SPECS else "mamba2"  # the peers of mamba2 are timed beside it, in one process
+    return f"gates-{spec}" if step[0] == "gates" else spec
 
 
 class Run:
@@ -99,7 +115,7 @@ class Run:
         self.options = options
         self.start = self.end = time.monotonic()
         self.results: dict[str, Any] = {
-            "machine": {}, "seconds": {}, "verify": [], "time": [], "sweep": [], "memcheck": [], "problems": []
+            "machine": {}, "seconds": {}, "verify": [], "memcheck": [], "gates": [], "time": [], "sweep": [], "problems": []
         }  # fmt: skip
 
     def left(self) -> float:
@@ -113,9 +129,8 @@ class Run:
         self.results["machine"] = {
             "gpu": output_of(query.split()),
             "versions": output_of([sys.executable, "-c", versions]),
-            "commit": output_of(["git", "-C", str(ROOT), "rev-parse", "HEAD"]),
             "date": time.strftime("%Y-%m-%d"),
-            "command": " ".join(sys.argv),
+            "command": shlex.join(["python", "bench/h200_forward.py", *without_folder(sys.argv[1:])]),
         }
         self.save()
 
@@ -138,6 +153,7 @@ class Run:
         command, environment = [sys.executable, str(HERE), "--out", str(self.options.out)], dict(os.environ)
         command += ["--quick"] if self.options.quick else []
         command += ["--step", *step]
+        environment["CUDA_TILE_CACHE_DIR"] = str(CACHES / cache_of(step))
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE.parent), environment.get("PYTHONPATH", "")])
         if step[0] == "memcheck":
             tool = next((t for t in map(shutil.which, SANITIZERS) if t), None)
@@ -159,8 +175,11 @@ class Run:
             what = "ended: its time was up" if code == LATE else f"exit {code}"
             self.problem(step, f"{what}: {output[-1500:]}")
         for row in rows:
-            if row.get("passed") is False:
+            if row.get("passed") is False and not row.get("skipped"):
                 self.problem(step, f"wrong: {row}")
+        for line in output.splitlines():
+            if line.startswith("FAILED "):
+                self.problem(step, line)
         print(f"  {' '.join(step)}: {time.monotonic() - begun:.1f} s", flush=True)
         self.save()
 
@@ -205,6 +224,11 @@ def output_of(command: list[str]) -> str:
         return ""
 
 
+def without_folder(arguments: list[str]) -> list[str]:
+    """The arguments of this script with DIR for the folder of results."""
+    return ["DIR" if before == "--out" else word for before, word in zip(["", *arguments], arguments, strict=False)]
+
+
 def table(results: dict[str, Any]) -> str:
     """The results for a person."""
     lines = [f"{key}: {value}" for key, value in results["machine"].items()]
@@ -213,17 +237,23 @@ def table(results: dict[str, Any]) -> str:
         verdict = "ok  " if r["passed"] else "FAIL"
         against = f"{r['spec']:17}{r['shape']:24}{r['value']:4}{r['against']:18}"
         lines.append(f"{verdict}  {against}{r['error']:8.1e}  bound {r['bound']:7.1e}")
-    lines += ["", "Times in microseconds (CUDA graphs, bf16 inputs): median, fastest, input sets"]
-    for r in results["time"]:
-        checked = "" if "error" not in r else f"  error {r['error']:.1e}"
-        what = f"{r['spec']:17}{r['shape']:24}{r['name']:26}"
-        lines.append(f"{what}{r['median_us']:9.1f}{r['fastest_us']:9.1f}  {r['sets']}{checked}")
-    lines += ["", "One knob of mamba2 changed at a time (microseconds)"]
-    lines += [f"{r['shape']:24}{r['name']:40}{r['median_us']:9.1f}  error {r['error']:.1e}" for r in results["sweep"]]
     lines += ["", "compute-sanitizer memcheck on one ragged shape"]
     lines += [
         f"{r['spec']:17}{'clean' if r['clean'] else 'NOT CLEAN'}  {r['output'][-1:]}" for r in results["memcheck"]
     ]
+    lines += ["", "Hardware and peer checks of `ssdgen verify`: made, failed, skipped, the largest share of a bound"]
+    for spec in dict.fromkeys(r["spec"] for r in results["gates"]):
+        made = [r for r in results["gates"] if r["spec"] == spec and not r["skipped"]]
+        failed = sum(not r["passed"] for r in made)
+        share = max((r["error"] / r["bound"] for r in made if r["bound"]), default=0.0)
+        skipped = [f"{r['name']}: {r['note']}" for r in results["gates"] if r["spec"] == spec and r["skipped"]]
+        lines.append(f"{spec:17}{len(made):4} made, {failed} failed, {len(skipped)} skipped {skipped}, {share:.2f}")
+    lines += ["", "Times in microseconds (CUDA graphs, bf16 inputs): median, fastest, input sets"]
+    for r in results["time"]:
+        what = f"{r['spec']:17}{r['shape']:24}{r['name']:26}"
+        lines.append(f"{what}{r['median_us']:9.1f}{r['fastest_us']:9.1f}  {r['sets']}  error {r['error']:.1e}")
+    lines += ["", "One knob of mamba2 changed at a time (microseconds)"] if results["sweep"] else []
+    lines += [f"{r['shape']:24}{r['name']:40}{r['median_us']:9.1f}  error {r['error']:.1e}" for r in results["sweep"]]
     lines += ["", f"{len(results['problems'])} problems"]
     lines += [f"{p['step']}: {p['what']}" for p in results["problems"]]
     return "\n".join(lines) + "\n"

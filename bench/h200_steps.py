@@ -8,25 +8,31 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
+from time import monotonic
 from types import ModuleType
 from typing import Any
 
 import torch
 from ragged_once import ragged_inputs
 
+from ssdgen import pipeline
 from ssdgen.ir.layer import Layer
+from ssdgen.run.cases import kernel_trials
 from ssdgen.run.checks import BOUNDS, one_thread, relative_error
-from ssdgen.run.gpu_peers import Call, mamba_ssm, tilegym
+from ssdgen.run.gpu_peers import Call, gpu_peer_checks, mamba_ssm, tilegym
 from ssdgen.run.inputs import Case, Inputs, array_axes, draw
 from ssdgen.run.reference import reference
+from ssdgen.run.verify import run_trial
 from ssdgen.spec import builtin_specs, load_source, read_layer
 
 Row = dict[str, Any]
-TOKENS_WARM = 2048
+TOKENS_WARM = 4096
 TOKENS_LOOP = 4096
 TOKENS_CHECKED = 1024
 PIECE_ELEMENTS = 2**27
 L2_BYTES = 60e6
+SECONDS_CLOCKS = 0.5
 
 
 def layer_of(name: str) -> Layer:
@@ -117,6 +123,23 @@ def verify(name: str, shape: str, quick: bool = False) -> Iterator[Row]:
         yield row(name, shape, key, "chunked float64", error)
 
 
+def gates(name: str, share: str, quick: bool = False) -> Iterator[Row]:
+    """The hardware and peer checks of `ssdgen verify`; of a `share` such as 0/3, every third trial."""
+    first, step = map(int, share.split("/"))
+    layer, module = layer_of(name), module_of(name)
+    form, _ = pipeline.derive(name)
+    plan = pipeline.plan(form, {})
+    trials = islice(kernel_trials(plan), first, None, step)
+    hardware = (check for trial in trials for check in run_trial("hardware", plan, module, trial))
+    peer = gpu_peer_checks(layer, module.forward, "cuda") if first == 0 else ()
+    for check in chain(hardware, peer):
+        error = check.error if math.isfinite(check.error) else 1e30
+        yield {
+            "spec": name, "gate": check.gate, "name": check.name, "error": error, "bound": check.bound,
+            "passed": check.passed, "skipped": check.skipped, "note": check.note[:400],
+        }  # fmt: skip
+
+
 def chunked_errors(layer: Layer, module: ModuleType, inputs: Inputs, got: dict[str, torch.Tensor]) -> dict[str, float]:
     """Relative errors of whole outputs and final states against the chunked form in float64, piece by piece in time."""
     length = got[layer.outputs[0].name].shape[layer.outputs[0].axes.index(layer.time)]
@@ -170,7 +193,7 @@ def peers() -> dict[str, Call]:
         try:
             found[name] = load()
         except ImportError as missing:
-            print(f"no {name}: {missing}")
+            print(f"FAILED no {name}: {missing}")
     return found
 
 
@@ -231,7 +254,11 @@ def measured(layer: Layer, shape: str, calls: dict[str, Call], rounds: int) -> I
             errors[name] = relative_error(y[tuple(keep.get(a, slice(None)) for a in output.axes)].cpu(), want)
             graphs[name] = capture(call, sets)
         except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-            print(f"{name} at {shape}: {type(error).__name__}: {error}")
+            print(f"FAILED {name} at {shape}: {type(error).__name__}: {' '.join(str(error).split())[:400]}")
+    begun = monotonic()
+    while graphs and monotonic() - begun < SECONDS_CLOCKS:  # until the clocks are up
+        for graph in graphs.values():
+            graph.microseconds()
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds):
         for name, graph in graphs.items():
@@ -277,4 +304,6 @@ def sweep(name: str, shape: str, quick: bool = False) -> Iterator[Row]:
     yield from measured(layer, shape, calls, 5 if quick else 40)
 
 
-STEPS: dict[str, Callable[..., Iterator[Row]]] = {"warm": warm, "verify": verify, "time": time, "sweep": sweep}
+STEPS: dict[str, Callable[..., Iterator[Row]]] = {
+    "warm": warm, "verify": verify, "gates": gates, "time": time, "sweep": sweep
+}  # fmt: skip
