@@ -289,5 +289,5 @@ def _portable(
     return y, S
 
 
-SPEC_DIGEST = "09989f016bdd943fb1c4a461c38e3f44bf0b7609edd8f9c710f11545ac1090dd"
+SPEC_DIGEST = "8a970de54565ab2b48ba69378b9b2812229f6131b24a4d66140df2ec4670e03e"
 """SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""

@@ -11,7 +11,7 @@ from typing import Any
 from ssdgen.emit.layout import broken
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import INFINITY, Output, State, Tensor
-from ssdgen.ir.plan import CHUNKS, Kernel, Parameter, Plan, PortableInput, PortableOutput, Workspace
+from ssdgen.ir.plan import Kernel, Parameter, Plan, PortableInput, PortableOutput, Workspace
 from ssdgen.ir.schedule import PRODUCTS
 from ssdgen.plan.names import host_scope
 
@@ -124,6 +124,7 @@ class Host:
                 [self.host(t.name) for t in layer.inputs if layer.time in t.axes and not t.optional], "_rt.indexable(v)"
             ),
             "plan_sizes": self._sizes(list(plan.kernels)),
+            "walks": " * ".join(g for g in plan.kernels[-1].grid if g != "segments"),
             "workspaces": [self._workspace(w) for w in plan.workspaces],
             "common_launches": [self._launch(k) for k in common if k.role != "compute_out"],
             "variant_launches": variants,
@@ -246,7 +247,7 @@ class Host:
         shape = f"({', '.join(w.shape)})"
         name, leader = self._names.of("workspace", w.name), self.host(self._plan.leader)
         code = f"torch.empty({shape}, dtype={dtype}, device={leader}.device)"
-        return _Workspace(name, code, f"{name}[{' '.join(w.axes)}]: {w.doc}".replace(CHUNKS, "chunk"))
+        return _Workspace(name, code, f"{name}[{' '.join(w.axes)}]: {w.doc}".replace("'", ""))
 
     def _launch(self, kernel: Kernel) -> str:
         args = ", ".join(self._argument(p) for p in kernel.parameters)
@@ -256,10 +257,14 @@ class Host:
 
     def _argument(self, p: Parameter) -> str:
         match p.role:
+            case "constant" if p.argument.startswith("size_"):
+                return f"_rt.covering({p.argument})"
             case "constant":
                 field = f"config.{p.argument}"
                 return f"_rt.PRECISION[{field}]" if p.argument in PRODUCTS else field
             case "scalar":
+                if p.dtype == "i32":
+                    return p.argument
                 return f"float({p.argument})" if p.argument.startswith("size_") else self.host(p.argument)
             case "input":
                 name = self.host(p.argument)

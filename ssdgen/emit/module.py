@@ -19,12 +19,20 @@ from ssdgen.emit.layout import broken, filled
 from ssdgen.emit.statements import Commenter, CutileStatements, TorchStatements
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import Layer, Param, Tensor
-from ssdgen.ir.plan import KEY, Kernel, Knob, Plan
+from ssdgen.ir.plan import KEY, Kernel, Knob, OutputKernel, Parameter, Plan, StateKernel, TokenKernel, WalkKernel
 from ssdgen.plan import Unsupported
 from ssdgen.resources import resource_dir
 
 SUPPORT = ("_runtime.py", "_tiles.py")
 """Files that stand beside emitted modules, copied as they are."""
+
+TEMPLATES: dict[type[Kernel], str] = {
+    TokenKernel: "chunk_cumsum.py.j2",
+    StateKernel: "fwd_pass_state.py.j2",
+    OutputKernel: "compute_out.py.j2",
+    WalkKernel: "walk_out.py.j2",
+}
+"""The algorithm's skeleton for each kind of kernel."""
 
 PACKAGE_INIT = '"""State space layers emitted by ssdgen: one module a spec."""\n'
 """The text of `__init__.py` of an emitted package."""
@@ -60,7 +68,7 @@ def emit(plan: Plan, portable_only: bool = False) -> ModuleSource:
         raise Unsupported(plan.refused)
     layer = plan.form.recurrence.layer
     env = _environment(plan)
-    kernels = [_tidy(env.get_template(f"{k.role}.py.j2").render(k=k)) for k in plan.kernels]
+    kernels = [_tidy(env.get_template(TEMPLATES[type(k)]).render(k=k)) for k in plan.kernels]
     host = Host(plan)
     text = env.get_template("module.py.j2").render(
         doc=_module_doc(plan),
@@ -105,7 +113,7 @@ def _environment(plan: Plan) -> jinja2.Environment:
         "statement": lambda s, depth: cutile.statement(s, "    " * depth),
         "torch_statement": lambda s, depth: torch.statement(s, "    " * depth),
         "shape": comments.shape,
-        "extents": _extents,
+        "extents": cutile.extents,
         "parameters": _parameters,
         "docstring": _docstring,
         "string": _string,
@@ -143,18 +151,17 @@ def einsum_letters(layer: Layer) -> dict[str, str]:
     return letters
 
 
-def _extents(axes: Axes, kernel: Kernel) -> str:
-    names = {p.name for p in kernel.parameters}
-    sizes = ["CHUNK" if f"TILE_{a.upper()}" not in names else f"TILE_{a.upper()}" for a in axes]
-    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
-
-
 def _parameters(kernel: Kernel) -> str:
     """The parameters of a kernel, a line or more for each kind."""
-    kinds = {"scalar": "float", "constant": "ct.Constant[int]"}
+
+    def kind(p: Parameter) -> str:
+        if p.role == "scalar":
+            return "int" if p.dtype == "i32" else "float"
+        return "ct.Constant[int]" if p.role == "constant" else "ct.Array"
+
     lines: list[str] = []
     for _, group in itertools.groupby(kernel.parameters, key=lambda p: p.role):
-        lines += filled([f"{p.name}: {kinds.get(p.role, 'ct.Array')}" for p in group], "    ")
+        lines += filled([f"{p.name}: {kind(p)}" for p in group], "    ")
     return "\n".join(lines)
 
 

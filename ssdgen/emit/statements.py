@@ -21,6 +21,7 @@ from ssdgen.ir.plan import (
     Slice,
     Statement,
     Store,
+    Zeros,
 )
 
 
@@ -47,6 +48,7 @@ class CutileStatements:
     """Prints the statements of kernels."""
 
     def __init__(self, layer: Layer) -> None:
+        self._layer = layer
         self._comment = Commenter(layer)
         self._printer = Printer(CUTILE)
 
@@ -65,6 +67,9 @@ class CutileStatements:
                 code = assign(target.name, self.expr(value, target.axes), indent, comment)
                 spec = self._comment.spec(line)
                 return code if spec is None else f"{indent}{spec}\n{code}"
+            case Zeros(target=target):
+                code = f"ct.zeros({self.extents(target.axes)}, dtype=ct.float32)"
+                return assign(target.name, code, indent, self._comment.shape(target.axes))
             case Cumsum(target=target, value=value):
                 code = f"ct.cumsum({self.expr(value, target.axes)}, axis=0)"
                 return assign(target.name, code, indent, self._comment.shape(target.axes))
@@ -76,6 +81,11 @@ class CutileStatements:
                 return self._dot(s, indent)
             case Store():
                 return self._store(s, indent)
+
+    def extents(self, axes: Axes) -> str:
+        """The shape of a tile with these axes."""
+        time = (self._layer.time, KEY)
+        return _tuple("CHUNK" if a in time else f"TILE_{a.upper()}" for a in axes)
 
     def _load(self, s: Load, indent: str) -> str:
         args = [s.array, _tuple(slot.index for slot in s.slots), _tuple(slot.extent for slot in s.slots)]

@@ -23,6 +23,9 @@ KEY = "t'"
 CHUNKS = "chunk'"
 """The axis of the chunks of a sequence, along which entry states are stored; no name of a spec has a prime."""
 
+SEGMENTS = "segment'"
+"""The axis of the segments that a sequence is cut into, along which their end states are stored."""
+
 TILE_OPS: dict[str, int] = {"float32": 1, "where": 3, "ge": 2, "gt": 2, "lt": 2, "and": 2}
 """Operations that occur in plans only, beside those of `ssdgen.ir.expr.OPS`."""
 
@@ -34,9 +37,10 @@ class Parameter:
     """One parameter of a kernel.
 
     Arrays (input, initial state, workspace, output, final state) have `axes`, in the order of the array's dimensions, and
-    a `dtype`: a fixed one, or `like NAME` for that of an input. `scalar` is a float32 passed at run time, `constant` an int
-    that specialises the kernel. `argument` is the layer's name for what the host passes, a workspace, or a config field;
-    with `per_head` that tensor is passed with its group axis, at this dimension, repeated to one entry a head.
+    a `dtype`: a fixed one, or `like NAME` for that of an input. `scalar` is a number passed at run time (f32 or i32),
+    `constant` an int that specialises the kernel. `argument` is the layer's name for what the host passes, a workspace, or
+    a config field; with `per_head` that tensor is passed with its group axis, at this dimension, repeated to one entry a
+    head.
     """
 
     name: str
@@ -74,6 +78,13 @@ class Load:
     latency: str | None = None
     cast: bool = False
     order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """target = 0, float32."""
+
+    target: Ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +139,7 @@ class Store:
     latency: str | None = None
 
 
-Statement = Load | Let | Cumsum | Last | Dot | Store
+Statement = Load | Zeros | Let | Cumsum | Last | Dot | Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +164,12 @@ class TokenKernel(Kernel):
 
 @dataclass(frozen=True, slots=True)
 class StateKernel(Kernel):
-    """A walk over the chunks of a sequence that carries one tile of a state.
+    """A walk over the chunks of a sequence, or of a segment of it, that carries one tile of a state.
 
-    `state` is the carried tile; `before` runs once, `enter` stores the state that enters a chunk, `step` moves it to the
-    chunk's end, `after` stores the final state.
+    `chunks` are the arguments of `range`; `before` runs once, `enter` stores the state that enters a chunk, if that is
+    wanted, `step` moves it to the chunk's end, `after` stores the last one.
     """
 
-    state: Ref
     chunks: str
     before: tuple[Statement, ...]
     enter: tuple[Statement, ...]
@@ -182,6 +192,29 @@ class OutputKernel(Kernel):
     contract: tuple[Statement, ...]
     combine: tuple[Statement, ...]
     outputs: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WalkKernel(Kernel):
+    """A walk over the chunks of a segment that carries all states and computes the outputs on the way.
+
+    `before` runs once; `jump` runs for each segment before this one and moves the states over it; in each of `chunks`
+    (the arguments of `range`) `accumulators` start at zero, `contract`, `combine` and `outputs` are as in OutputKernel
+    and `advance` moves the states to the chunk's end. `after` are stores under conditions, ("", ...) for none.
+    """
+
+    before: tuple[Statement, ...]
+    jump: tuple[Statement, ...]
+    chunks: str
+    accumulators: tuple[Ref, ...]
+    contract: tuple[Statement, ...]
+    combine: tuple[Statement, ...]
+    outputs: tuple[Statement, ...]
+    advance: tuple[Statement, ...]
+    after: tuple[tuple[str, tuple[Statement, ...]], ...]
+
+
+AnyKernel = TokenKernel | StateKernel | OutputKernel | WalkKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +335,7 @@ class Plan:
 
     form: ChunkForm
     config: Config
-    kernels: tuple[TokenKernel | StateKernel | OutputKernel, ...]
+    kernels: tuple[AnyKernel, ...]
     variants: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     workspaces: tuple[Workspace, ...]
     knobs: tuple[Knob, ...]

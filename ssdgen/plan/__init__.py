@@ -2,6 +2,6 @@
 
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.config import default_config
-from ssdgen.plan.three_kernel import plan
+from ssdgen.plan.plans import plan
 
 __all__ = ["Unsupported", "default_config", "plan"]

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.expr import Apply, Axes, Contract, Expr, Index, Ref, Size, axes_of, children, refs, rewrite
 from ssdgen.ir.layer import Layer, Tensor
-from ssdgen.ir.plan import Config, Cumsum, Dot, Last, Let, Load, Parameter, Slot, Statement, Store
+from ssdgen.ir.plan import Config, Cumsum, Dot, Last, Let, Load, Parameter, Slot, Statement, Store, Zeros
 from ssdgen.plan.lower import float32, fold
 from ssdgen.plan.names import Names
 
 LOCALS = frozenset(
-    {"batch", "head", "chunk", "chunks", "heads", "length", "token", "valid", "block", "end", "head_index"}
+    {"batch", "head", "chunk", "chunks", "heads", "length", "token", "valid", "block", "end", "head_index", "segment"}
 )
 
 
@@ -162,7 +162,8 @@ class KernelBuilder:
             start = Apply("mul", (Ref(slot.index), Ref(slot.extent)))
             return float32(Apply("add", (start, Ref(name, (axis,)))))
         name = self.names.of("index", f"{axis}_index")
-        line = f"{name} = {slot.index} * {slot.extent} + ct.arange({slot.extent}, dtype=ct.int32)"
+        shift = "" if slot.index == "0" else f"{slot.index} * {slot.extent} + "
+        line = f"{name} = {shift}ct.arange({slot.extent}, dtype=ct.int32)"
         if line not in self.position:
             self.position.append(line)
         return float32(Ref(name, (axis,)))
@@ -225,7 +226,7 @@ def _operands(statement: Statement) -> tuple[Expr, ...]:
             return (value,)
         case Dot(factors=factors, accumulator=accumulator):
             return (*factors, accumulator)
-        case Load():
+        case Load() | Zeros():
             return ()
 
 
@@ -250,5 +251,5 @@ def _map(statement: Statement, widened: set[str], rule: Callable[[Expr], Expr | 
             )
         case Let(value=value) | Cumsum(value=value) | Store(value=value):
             return replace(statement, value=rewrite(value, rule))
-        case Last():
+        case Last() | Zeros():
             return statement

@@ -10,6 +10,7 @@ from textwrap import wrap
 from ssdgen.ir.expr import Axes, Expr, Ref, rewrite, to_text
 from ssdgen.ir.plan import (
     KEY,
+    AnyKernel,
     Cumsum,
     Dot,
     Knob,
@@ -24,6 +25,8 @@ from ssdgen.ir.plan import (
     Statement,
     Store,
     TokenKernel,
+    WalkKernel,
+    Zeros,
 )
 
 WIDTH = 110
@@ -49,7 +52,7 @@ def describe(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _kernel(kernel: TokenKernel | StateKernel | OutputKernel) -> Iterator[str]:
+def _kernel(kernel: AnyKernel) -> Iterator[str]:
     yield f"kernel {kernel.name}, blocks: {' x '.join(map(_host, kernel.grid))}"
     yield from (f"  {line}" for line in wrap(kernel.doc, WIDTH))
     arrays = ", ".join(_array(p) for p in kernel.parameters if p.is_array)
@@ -59,9 +62,20 @@ def _kernel(kernel: TokenKernel | StateKernel | OutputKernel) -> Iterator[str]:
             yield from _statements(body)
         case StateKernel():
             yield from _statements(kernel.before)
-            yield f"  for each of {_host(kernel.chunks)} chunks"
+            yield f"  for chunk of {_host(kernel.chunks)}"
             yield from _statements((*kernel.enter, *kernel.step), "    ")
             yield from _statements(kernel.after)
+        case WalkKernel():
+            yield from _statements(kernel.before)
+            if kernel.jump:
+                yield "  for before of segment"
+                yield from _statements(kernel.jump, "    ")
+            yield f"  for chunk of {_host(kernel.chunks)}"
+            yield from (f"    {_named(a)} = 0" for a in kernel.accumulators)
+            yield from _statements((*kernel.contract, *kernel.combine, *kernel.outputs, *kernel.advance), "    ")
+            for condition, stores in kernel.after:
+                yield from ([f"  if {_host(condition)}"] if condition else [])
+                yield from _statements(stores, "    " if condition else "  ")
         case OutputKernel():
             yield from _statements(kernel.before)
             yield from (f"  {_named(a)} = 0" for a in kernel.accumulators)
@@ -79,6 +93,8 @@ def _statement(statement: Statement) -> str:
     match statement:
         case Load(target=target, array=array, slots=slots, latency=latency):
             return f"{_named(target)} = load {array}{_slots(slots)}" + (f"  {latency}" if latency else "")
+        case Zeros(target=target):
+            return f"{_named(target)} = 0"
         case Let(target=target, value=value, note=note):
             return f"{_named(target)} = {_text(value)}" + (f"  # {note}" if note else "")
         case Cumsum(target=target, value=value):

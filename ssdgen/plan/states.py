@@ -23,7 +23,7 @@ def state_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKer
     before: list[Statement] = [_load(builder, initial, carried)]
     step: list[Statement] = []
     builder.hoist = (layer.time, before)
-    _advance(builder, state, carried, before, step)
+    advance(builder, state, carried, before, step)
 
     entry = f"{state.name}_entry"
     entry = builder.declare(Parameter(entry, "workspace", entry, entry_axes(form, state), entry_dtype(state)))
@@ -57,7 +57,6 @@ def state_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKer
         ),
         position=tuple(position),
         occupancy=f"occupancy_{ROLE}",
-        state=carried,
         chunks="ct.cdiv(length, CHUNK)",
         before=tuple(before),
         enter=tuple(enter),
@@ -66,7 +65,7 @@ def state_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKer
     )
 
 
-def _advance(
+def advance(
     builder: WalkBuilder, state: ChunkState, carried: Ref, before: list[Statement], step: list[Statement]
 ) -> None:
     """Append to `step` the jump over a chunk: 2^end S + sum over tokens of what is left of each input."""

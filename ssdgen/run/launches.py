@@ -82,4 +82,4 @@ def _argument(parameter: Parameter, value: Any) -> Argument:
         return array_arg(parameter.name, ELEMENTS[value.dtype], tuple(value.shape), value.stride())
     if parameter.role == "constant":
         return ConstantArg(parameter.name, value)
-    return ScalarArg(parameter.name, "f32")
+    return ScalarArg(parameter.name, "i32" if parameter.dtype == "i32" else "f32")

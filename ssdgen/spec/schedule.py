@@ -16,7 +16,6 @@ from ssdgen.spec.syntax import Knob, Number, Word
 
 PRECISIONS = ("bf16", "tf32", "tf32x3")
 PLANS = ("three_kernel", "segmented", "single_walk")
-WRITTEN_PLANS = ("three_kernel",)
 CHUNKS = (16, 256)
 TILES = (32, 256)
 LATENCIES = (1, 10)
@@ -192,9 +191,6 @@ class ScheduleReader:
         if not self._once(knob.name, knob.name):
             return
         plans = self._words(knob.words, PLANS, "plan")
-        if plans and plans[0] not in WRITTEN_PLANS:
-            hint = f"the first plan is the default, and only {listing(WRITTEN_PLANS)} is written yet: put it first"
-            self._scope.problems.add("E075", knob.words[0].span, f"the plan `{plans[0]}` does not exist yet", hint)
         if plans:
             self._plan = cast("tuple[PlanName, ...]", plans)
 

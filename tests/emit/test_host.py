@@ -12,6 +12,7 @@ from ssdgen.derive import chunk_form, recurrence
 from ssdgen.diagnostics import Source
 from ssdgen.emit import emit
 from ssdgen.plan import plan
+from ssdgen.plan.settings import configure
 from ssdgen.run.cases import Trial
 from ssdgen.run.checks import relative_error
 from ssdgen.run.emulate import emulation
@@ -132,3 +133,42 @@ def test_a_config_is_a_config() -> None:
         attention.forward(x, x, x, config={"chunk": 64})
     with pytest.raises(ValueError, match="`tile_p` must be a power of two from 32 to 256, got 16"):
         attention.Config(tile_p=16)
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3, 5, 50])
+def test_every_number_of_segments_gives_the_same_result(segments: int) -> None:
+    """How a sequence is cut changes nothing but rounding: the last chunk is short, 7 chunks do not divide by 2, 3 or 5."""
+    form = chunk_form(recurrence(read_layer(load_source("mlstm"))))
+    emitted = emit(plan(form, configure(form, {"plan": "segmented"})))
+    imported = load(emitted.name, emitted.files)
+    trial = Trial(
+        "cut", Case({"b": 1, "t": 6 * 16 + 3, "h": 2, "p": 70, "n": 40}), {**EXACT, "chunk": 16, "segments": segments}
+    )
+    assert not [str(c) for c in run_trial("emulation", emitted.plan, imported, trial) if not c.passed]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chunks", "walks", "expected"),
+    [
+        (0, 256, 32, (8, 32)),
+        (0, 32, 192, (1, 32)),
+        (0, 1, 4, (1, 1)),
+        (5, 7, 1, (4, 2)),
+        (9, 3, 1, (3, 1)),
+        (1, 7, 1, (1, 7)),
+    ],
+)
+def test_segments_fill_the_gpu(wanted: int, chunks: int, walks: int, expected: tuple[int, int]) -> None:
+    """32 walks of 256 chunks are cut so that two blocks run on each of 132 multiprocessors; 192 walks are not cut."""
+    linear = module(load_source("linear_attention").text)
+    runtime = importlib.import_module("._runtime", linear.__package__)
+    assert runtime.segments(wanted, chunks, walks, torch.empty(1)) == expected
+
+
+def test_a_plan_that_keeps_states_in_registers_says_how_much_it_can() -> None:
+    form = chunk_form(recurrence(read_layer(load_source("linear_attention"))))
+    emitted = emit(plan(form, configure(form, {"plan": "single_walk"})))
+    imported = load(emitted.name, emitted.files)
+    x = torch.ones(1, 2, 1, 300)
+    with emulated(imported), pytest.raises(ValueError, match=r"256 at most, got 300; use three_kernel"):
+        imported.forward(x, x, x)

@@ -71,6 +71,10 @@ CONSTRUCTS = {
     "latency_y": "latency y = 2",
     "tile": "tile p = 32, n = 128",
     "state_tile": "state_tile p = 32, n = 32",
+    "plan_segmented": "plan = segmented",
+    "plan_single_walk": "plan = single_walk",
+    "segmented_swapped": "plan = segmented\n  swap = scores, carried, intra, state",
+    "segmented_layouts": "plan = segmented\n  layout x = b h t p\n  layout y = b h t p\n  internal step = b t h",
     "occupancy": "occupancy chunk_cumsum = 4, fwd_pass_state = 2, compute_out = 2",
 }
 

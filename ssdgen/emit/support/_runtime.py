@@ -284,6 +284,37 @@ def stored(precision: str) -> torch.dtype:
     return BF16 if precision == "bf16" else F32
 
 
+def covering(size: int) -> int:
+    """The tile that holds a whole axis: a power of two from 32 to 256. ValueError for a longer axis."""
+    if size > 256:
+        raise ValueError(f"this plan keeps whole state columns in registers, 256 at most, got {size}; use three_kernel")
+    return max(32, 1 << max(0, size - 1).bit_length())
+
+
+def segments(wanted: int, chunks: int, walks: int, x: Tensor) -> tuple[int, int]:
+    """(segments, chunks a segment) for `walks` walks of `chunks` chunks each: about as many segments as wanted, or if that
+    is 0 those that take least time if two blocks run on a multiprocessor at once and a chunk costs the same in all.
+    """
+    count = chunks if not wanted else min(wanted, chunks)
+    if not wanted:
+        blocks = 2 * (_multiprocessors(x.get_device()) if x.is_cuda else 132)
+        lengths = [ceil_div(chunks, n) for n in range(1, min(chunks, 64) + 1)]
+
+        def cost(per: int) -> float:
+            pieces = ceil_div(chunks, per)
+            waves = ceil_div(walks * pieces, blocks)
+            return waves * per * (1.4 if pieces > 1 else 1.0) + pieces / 2
+
+        count = ceil_div(chunks, min(lengths, key=cost))
+    per_segment = ceil_div(chunks, count)
+    return ceil_div(chunks, per_segment), per_segment
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def part(x: Tensor | None, *index: slice) -> Tensor | None:
     """The piece of an optional tensor."""
     return None if x is None else x[index]
@@ -314,6 +345,8 @@ def check_config(layer: Layer, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if isinstance(value, str):
             good, expected = value in PRECISION, f"one of {', '.join(PRECISION)}"
+        elif name == "segments":
+            good, expected = isinstance(value, int) and value >= 0, "a whole number, 0 to choose"
         elif name == "chunk" or name.startswith(("tile_", "state_tile_")):
             low = {"chunk": 16, f"tile_{layer.head}": 1}.get(name, 32)
             good = isinstance(value, int) and low <= value <= 256 and value & (value - 1) == 0

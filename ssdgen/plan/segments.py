@@ -1,0 +1,242 @@
+"""The kernels of `segmented` and `single_walk`: one walk computes the outputs with the states in registers.
+
+A sequence is cut into segments. `segment_states` computes, for all but the last at once, the state each would end with if
+it began at zero, and the sum of its log2 decays. `walk_out` starts from the state that enters its segment, by the jump
+formula over the segments before it, and writes nothing but outputs. With one segment only the walk is left.
+"""
+
+from __future__ import annotations
+
+from ssdgen.ir.chunkform import ChunkForm, ChunkState
+from ssdgen.ir.expr import Apply, Axes, Expr, Ref, mul
+from ssdgen.ir.plan import (
+    SEGMENTS,
+    Config,
+    Let,
+    Load,
+    Parameter,
+    Slot,
+    StateKernel,
+    Statement,
+    Store,
+    WalkKernel,
+    Workspace,
+    Zeros,
+)
+from ssdgen.plan.lower import exp2
+from ssdgen.plan.reads import Parts, combine, contract, output, shared_axes
+from ssdgen.plan.states import advance
+from ssdgen.plan.walk import WalkBuilder, channels_of, tile_constant
+
+STATES, WALK = "segment_states", "walk_out"
+RANGE = "segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)"
+
+
+def segment_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKernel:
+    """The kernel that ends each segment from zero."""
+    layer = form.recurrence.layer
+    channels = channels_of(state)
+    builder = WalkBuilder(form, config, channels)
+    builder.place[SEGMENTS] = Slot(SEGMENTS, "segment", "1")
+    carried = Ref(builder.names.of("state", f"{state.name}_tile"), channels)
+    before: list[Statement] = [Zeros(carried)]
+    step: list[Statement] = []
+    builder.hoist = (layer.time, before)
+    advance(builder, state, carried, before, step)
+
+    part = builder.declare(_part(form, config, state))
+    after: list[Statement] = []
+    ends = builder.known.get(f"end {state.decay}")
+    if ends is not None:
+        left = Ref(builder.names.fresh(f"{state.name}_left_tile"))
+        before.append(Zeros(left))
+        step.append(Let(left, Apply("add", (left, ends))))
+        total = builder.declare(_left(form, state))
+        tiles = [Slot(_tiles_axis(a), f"{a}_tile", "1") for a in channels]
+        after.append(Store(total, (*builder.slots(_walks(form)), *tiles), left, ()))
+    axes = builder.parameters[part].axes
+    after.insert(0, Store(part, builder.slots(axes), carried, builder.tile_axes(axes), builder.latency(state.name)))
+    builder.declare(Parameter("per_segment", "scalar", "per_segment", dtype="i32"))
+    builder.constant("chunk")
+    for axis in channels:
+        builder.constant(f"tile_{axis}", f"state_tile_{axis}")
+    builder.finish(before, step, after)
+    tiled = f"{channels[-1]}_tiles"
+    place = [f"{channels[-1]}_tile = ct.bid(2)"]
+    if len(channels) == 2:
+        at = axes.index(channels[1])
+        place = [
+            f"{tiled} = ct.cdiv({part}.shape[{at}], {tile_constant(channels[1])})",
+            f"{channels[0]}_tile, {channels[1]}_tile = ct.bid(2) // {tiled}, ct.bid(2) % {tiled}",
+        ]
+    position = [
+        f"heads = {part}.shape[{axes.index(layer.head)}]",
+        "batch, head = ct.bid(0) // heads, ct.bid(0) % heads",
+        "segment = ct.bid(1)",
+        *place,
+        builder.length_line(),
+        *builder.position_lines("heads"),
+    ]
+    grid = " * ".join(f"_rt.ceil_div(size_{a}, config.state_tile_{a})" for a in channels)
+    return StateKernel(
+        name=STATES if len(form.states) == 1 else f"{STATES}_{state.name}",
+        role="fwd_pass_state",
+        doc=f"The state {state.name} that a segment would end with if it began at zero, and what is left of what enters it.",
+        parameters=builder.ordered_parameters(),
+        grid=(f"size_{layer.batch} * size_{layer.head}", "segments - 1", grid),
+        position=tuple(position),
+        occupancy="occupancy_fwd_pass_state",
+        chunks=RANGE,
+        before=tuple(before),
+        enter=(),
+        step=tuple(step),
+        after=tuple(after),
+    )
+
+
+def walk_kernel(form: ChunkForm, config: Config, present: tuple[str, ...], segmented: bool) -> WalkKernel:
+    """The kernel that walks a segment, or the sequence, when the optional inputs `present` are passed."""
+    layer = form.recurrence.layer
+    row, column = shared_axes(form)
+    channels = (column,) if row is None else (row, column)
+    builder = WalkBuilder(form, config, channels)
+    builder.place[column] = Slot(column, "0", tile_constant(column))
+    builder.place[SEGMENTS] = Slot(SEGMENTS, "before", "1")
+    parts = Parts(builder, row, column, walks=True)
+
+    carried = {s.name: Ref(builder.names.of("state", f"{s.name}_tile"), _layout(config, s)) for s in form.states}
+    entered: list[Statement] = []
+    for state in form.states:
+        initial = builder.declare(Parameter(f"{state.name}0", "initial", f"{state.name}0", state.axes, "f32"))
+        entered.append(_load(builder, initial, state.axes, carried[state.name]))
+    jump = [s for state in form.states for s in _jump(builder, state, carried[state.name])] if segmented else []
+
+    builder.hoist = (layer.time, parts.before)
+    totals = [contract(parts, r, lambda name=r.state: carried[name]) for r in form.reads]  # type: ignore[misc]
+    for read, total in zip(form.reads, totals, strict=True):
+        builder.known[read.name] = combine(parts, read, total)
+    for declared in layer.outputs:
+        output(parts, declared, present)
+    moves: list[Statement] = []
+    for state in form.states:
+        advance(builder, state, carried[state.name], parts.before, moves)
+    after = tuple(_final(builder, form, state, carried[state.name], segmented) for state in form.states)
+    if segmented:
+        builder.declare(Parameter("per_segment", "scalar", "per_segment", dtype="i32"))
+    builder.constant("chunk")
+    builder.constant(f"tile_{column}", f"size_{column}")
+    if row is not None:
+        builder.constant(f"tile_{row}")
+    builder.finish(parts.before, parts.contract, parts.combine, parts.outputs, moves, jump)
+    first = next(p for p in builder.parameters.values() if p.role == "initial")
+    rows = [f"{row}_tile = ct.bid({2 if segmented else 1})"] if row is not None else []
+    position = [
+        f"heads = {first.name}.shape[{first.axes.index(layer.head)}]",
+        "batch, head = ct.bid(0) // heads, ct.bid(0) % heads",
+        *(["segment = ct.bid(1)"] if segmented else []),
+        *rows,
+        builder.length_line(),
+        *builder.position_lines("heads"),
+    ]
+    row_tiles = () if row is None else (f"_rt.ceil_div(size_{row}, config.tile_{row})",)
+    return WalkKernel(
+        name="_".join((WALK, *present)),
+        role="compute_out",
+        doc="The outputs of a segment: a block walks its chunks with the states in registers." if segmented else
+        "The outputs of a sequence: a block walks its chunks with the states in registers.",
+        parameters=builder.ordered_parameters(),
+        grid=(f"size_{layer.batch} * size_{layer.head}", *(("segments",) if segmented else ()), *row_tiles),
+        position=tuple(position),
+        occupancy="occupancy_compute_out",
+        before=(*parts.before, *entered),
+        jump=tuple(jump),
+        chunks=RANGE if segmented else "ct.cdiv(length, CHUNK)",
+        accumulators=tuple(parts.accumulators),
+        contract=tuple(parts.contract),
+        combine=tuple(parts.combine),
+        outputs=tuple(parts.outputs),
+        advance=tuple(moves),
+        after=after,
+    )  # fmt: skip
+
+
+def segment_workspaces(form: ChunkForm, config: Config) -> tuple[Workspace, ...]:
+    """The end states of segments, and the sums of their decays: for all segments but the last, which nothing enters."""
+    out = []
+    for state in form.states:
+        part = _part(form, config, state)
+        shape = tuple("max(1, segments - 1)" if a == SEGMENTS else f"size_{a}" for a in part.axes)
+        doc = f"the state {state.name} that each segment would end with if it began at zero"
+        out.append(Workspace(part.name, part.axes, shape, "f32", doc))
+        if form.decay(state.decay).kind != "none":
+            left = _left(form, state)
+            tiles = tuple(f"_rt.ceil_div(size_{a}, config.state_tile_{a})" for a in channels_of(state))
+            doc = f"the sum of the log2 decays of {state.name} over each segment, for each tile"
+            out.append(Workspace(left.name, left.axes, (*shape[:3], *tiles), "f32", doc))
+    return tuple(out)
+
+
+def _layout(config: Config, state: ChunkState) -> Axes:
+    """The axes of a carried tile: (column, row), an operand of the `carried` product as it stands, unless swapped."""
+    channels = channels_of(state)
+    return channels if "state" in config.swap else channels[::-1]
+
+
+def _walks(form: ChunkForm) -> Axes:
+    layer = form.recurrence.layer
+    return (layer.batch, layer.head, SEGMENTS)
+
+
+def _part(form: ChunkForm, config: Config, state: ChunkState) -> Parameter:
+    name = f"{state.name}_part"
+    return Parameter(name, "workspace", name, (*_walks(form), *_layout(config, state)), "f32")
+
+
+def _left(form: ChunkForm, state: ChunkState) -> Parameter:
+    name = f"{state.name}_left"
+    axes = (*_walks(form), *map(_tiles_axis, channels_of(state)))
+    return Parameter(name, "workspace", name, axes, "f32")
+
+
+def _tiles_axis(axis: str) -> str:
+    return f"{axis}'"
+
+
+def _jump(builder: WalkBuilder, state: ChunkState, carried: Ref) -> list[Statement]:
+    """S = 2^left S + part: over one segment before this one."""
+    form = builder.form
+    statements: list[Statement] = []
+    kept: Expr = carried
+    if form.decay(state.decay).kind != "none":
+        left = builder.declare(_left(form, state))
+        tile = Ref(builder.names.fresh(f"{left}_tile"))
+        zeros = tuple(Slot(_tiles_axis(a), "0", "1") for a in channels_of(state))
+        statements.append(Load(tile, left, (*builder.slots(_walks(form)), *zeros)))
+        kept = mul(exp2(tile), carried)
+    part = builder.declare(_part(form, builder.config, state))
+    tile = Ref(builder.names.fresh(f"{part}_tile"), carried.axes)
+    statements.append(Load(tile, part, builder.slots(builder.parameters[part].axes)))
+    statements.append(Let(carried, Apply("add", (kept, tile))))
+    return statements
+
+
+def _load(builder: WalkBuilder, array: str, axes: Axes, target: Ref) -> Load:
+    """Load an initial state in the order its tile is carried in."""
+    outer = tuple(a for a in axes if a not in target.axes)
+    ordered = (*outer, *target.axes)
+    order = () if ordered == axes else tuple(axes.index(a) for a in ordered)
+    return Load(target, array, builder.slots(ordered), order=order)
+
+
+def _final(
+    builder: WalkBuilder, form: ChunkForm, state: ChunkState, carried: Ref, segmented: bool
+) -> tuple[str, tuple[Statement, ...]]:
+    """The store of a final state: by the blocks of the last segment, and of a vector state by those of the first rows."""
+    name = f"{state.name}_final"
+    final = builder.declare(Parameter(name, "final", name, state.axes, "f32"))
+    conditions = ["segment == ct.num_blocks(1) - 1"] if segmented else []
+    row, _ = shared_axes(form)
+    if state.row_axis is None and row is not None:
+        conditions.append(f"{row}_tile == 0")
+    store = Store(final, builder.slots(state.axes), carried, builder.tile_axes(state.axes))
+    return " and ".join(conditions), (store,)
