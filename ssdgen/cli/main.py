@@ -21,7 +21,7 @@ from typer.main import get_command
 from ssdgen import __version__
 from ssdgen.cli import commands, hardware, start  # noqa: F401  (they register their commands, in this order)
 from ssdgen.cli.app import app
-from ssdgen.cli.output import OutputClosed, close_quietly, diagnostics_data, say, show_json
+from ssdgen.cli.output import OutputClosed, OutputFailed, close_quietly, diagnostics_data, say, show_json
 from ssdgen.diagnostics import SpecError, UserError
 
 DONE, MISTAKE, BUG, INTERRUPTED, CLOSED = 0, 1, 2, 130, 141
@@ -54,6 +54,10 @@ def run(arguments: Sequence[str]) -> int:
     except (OutputClosed, BrokenPipeError):
         close_quietly()
         return CLOSED
+    except OutputFailed as error:
+        close_quietly()
+        say(f"ssdgen: cannot write the output: {str(error).lower()}")
+        return MISTAKE
     except (
         Exception
     ) as error:  # the last resort: whatever arrives here is ours, and nobody should have to read a traceback

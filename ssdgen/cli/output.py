@@ -38,12 +38,18 @@ class OutputClosed(Exception):
     """Whoever read our standard output has stopped (`| head`)."""
 
 
+class OutputFailed(Exception):
+    """Standard output cannot be written: a full disk."""
+
+
 def show(text: str, styles: Mapping[str, str] | None = None) -> None:
     """Print `text` to standard output, the matches of `styles` (regular expression: colour) coloured on a terminal."""
     try:
         _write(sys.stdout, text, styles)
     except BrokenPipeError as error:
         raise OutputClosed from error
+    except OSError as error:
+        raise OutputFailed(error.strerror) from error
 
 
 def show_json(value: object) -> None:

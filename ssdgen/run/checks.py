@@ -21,6 +21,9 @@ from ssdgen.ir.schedule import Precision
 BOUNDS: dict[str, float] = {"f64": 1e-12, "f32": 1e-5, "tf32x3": 1e-5, "tf32": 1e-3, "f16": 1e-3, "bf16": 5e-3}
 """The largest relative error allowed of a product's precision or an output's dtype."""
 
+NOTHING = 2.0**-100
+"""A norm below which float32 keeps nothing of a value: its elements are near or below the smallest normal number, 2^-126."""
+
 _ROUNDING = {torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
@@ -30,12 +33,15 @@ def bound(dtype: torch.dtype, precisions: Iterable[Precision | str] = ()) -> flo
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """|got - want| / |want| in float64 (|got| if `want` is 0); inf for another shape, nan if either holds a nan."""
+    """|got - want| / |want| in float64; inf for another shape, nan if either holds a nan.
+
+    |got - want| where `want` is below what float32 holds, as a state is that decayed for a hundred tokens.
+    """
     if got.shape != want.shape:
         return math.inf
     want = want.double()
     difference, scale = float((got.to(want) - want).norm()), float(want.norm())
-    return difference / scale if scale != 0 else difference
+    return difference / scale if scale > NOTHING else difference
 
 
 @dataclass(frozen=True, slots=True)

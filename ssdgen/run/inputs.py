@@ -127,9 +127,9 @@ def dtype_of(layer: Layer, tensor: Tensor, case: Case) -> torch.dtype:
 
 
 def leaders(layer: Layer) -> frozenset[str]:
-    """The inputs whose dtype other inputs or outputs have: theirs is the dtype of a call."""
+    """The inputs whose dtype is that of a call: those that others are like, or all where none is like another."""
     likes = [t.like for t in layer.inputs] + [o.like for o in layer.outputs]
-    return frozenset(name for name in likes if name)
+    return frozenset(name for name in likes if name) or frozenset(t.name for t in layer.inputs)
 
 
 def takes(layer: Layer, dtype: Dtype) -> bool:

@@ -133,6 +133,15 @@ def test_interrupted(ssdgen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.code, result.out, result.err) == (130, "", "ssdgen: interrupted\n")
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_full_disk_is_no_bug_of_ours(form: tuple[str, ...]) -> None:
+    """`ssdgen check mamba2 > /dev/full`."""
+    with open("/dev/full", "w") as full:
+        command = [*COMMAND, "check", "mamba2", *form]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (1, "ssdgen: cannot write the output: no space left on device\n")
+
+
 def test_a_closed_pipe_is_quiet() -> None:
     """`ssdgen check mamba2 --json | head -n 1`: the reader has left before we write."""
     command = subprocess.Popen(

@@ -1,7 +1,8 @@
-"""Three recurrences that no part of ssdgen has heard of go through the whole pipeline unchanged.
+"""Four recurrences that no part of ssdgen has heard of go through the whole pipeline unchanged.
 
 They differ from the built-in ones in their decay and in their weights: a sigmoid gate with a squared step; a constant
-decay and weight, read before the token; two inputs, one through a feature map that does not vanish on padding.
+decay and weight, read before the token; two inputs, one through a feature map that does not vanish on padding; a
+vector state alone, whose decay leaves nothing of the initial state, and where no dtype is like another.
 """
 
 from __future__ import annotations
@@ -81,7 +82,25 @@ schedule
   swap   = scores, state
 """
 
-SPECS = {"squared_step": SQUARED_STEP, "half": HALF, "two_inputs": TWO_INPUTS}
+VECTOR = """\
+language 1
+layer vector "A vector state alone; a learned decay far from 1; no tensor is like another"
+
+axes    b t h n
+sizes   n = 64
+
+inputs
+  a[h]                   : f32 in (0, 1)
+  k[b t h n], q[b t h n] : bf16 | f32
+
+state   N[b h n] : f32
+        N[t] = (1 - a) / 4 * N[t-1] + k
+
+output  y[b t h] : f32
+        y = N[t] . q
+"""
+
+SPECS = {"squared_step": SQUARED_STEP, "half": HALF, "two_inputs": TWO_INPUTS, "vector": VECTOR}
 
 
 @pytest.mark.parametrize("name", SPECS)
