@@ -54,6 +54,7 @@ def build(
     dtypes = several(dtype, get_args(Dtype), "--dtype")
     with progress("build") as step:
         modules = [(plan, _loaded(plan), "") for _, plan in planned(specs, config, step)]
+        _check_dtypes([plan for plan, _, _ in modules], dtypes)
         if against:
             other = planned(specs, config, step, against=against)
             modules += [(plan, _loaded(plan), " ".join(against)) for _, plan in other]
@@ -90,9 +91,12 @@ def verify(
         subjects = planned(specs, config, step, portable=True)
     reports: list[Report] = []
     for proof, plan in subjects:
-        reports.append(_verified(proof, plan, gates, gpu))
+        report = _verified(proof, plan, gates, gpu)
+        reports.append(report)
         if not json:
-            show(("\n" if len(reports) > 1 else "") + str(reports[-1]), REPORT_STYLES)
+            show(("\n" if len(reports) > 1 else "") + str(report), REPORT_STYLES)
+        if not report.checks:
+            say(f"ssdgen: nothing was checked of {report.spec}: it has no {' or '.join(gates)} check")
     passed = all(report.passed for report in reports)
     if json:
         show_json({"passed": passed, "reports": [to_json(report) for report in reports]})
@@ -105,6 +109,16 @@ def _verified(proof: Proof, plan: Plan, gates: tuple[Gate, ...], gpu: bool) -> R
         return pipeline.verify(
             proof, plan, _loaded(plan), gates, lambda check: step(next(done), None, check.name), gpu=gpu
         )
+
+
+def _check_dtypes(plans: list[Plan], dtypes: tuple[Dtype, ...]) -> None:
+    """UserError for a layer that takes none of `dtypes`: nothing of it would be compiled."""
+    from ssdgen.run.inputs import takes
+
+    for layer in (plan.form.recurrence.layer for plan in plans):
+        if not any(takes(layer, dtype) for dtype in dtypes):
+            taken = ",".join(dtype for dtype in get_args(Dtype) if takes(layer, dtype))
+            raise UserError(f"{layer.name} takes no {' or '.join(dtypes)}", f"--dtype {taken}")
 
 
 def _loaded(plan: Plan) -> ModuleType:

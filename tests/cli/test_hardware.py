@@ -121,6 +121,23 @@ def test_build_has_nothing_for_a_spec_without_kernels(ssdgen: Command) -> None:
     assert result.err.startswith("ssdgen: gla has no kernels yet: ")
 
 
+def test_build_of_a_spec_that_takes_no_such_dtype_is_refused(ssdgen: Command) -> None:
+    """It would compile nothing, and an empty table reads like success."""
+    ssdgen("new", "mine")
+    Path("mine.ssd").write_text(Path("mine.ssd").read_text().replace(": bf16 | f16 | f32 ", ": f16"))
+    result = ssdgen("build", "mine.ssd", "--arch", "sm_90")
+    assert result.code == 1
+    assert result.err == "ssdgen: mine takes no bf16 or f32\n  hint: --dtype f16\n"
+
+
+def test_verify_says_that_a_gate_has_no_check(ssdgen: Command) -> None:
+    """Nothing was checked, so nothing passed."""
+    ssdgen("new", "mine")
+    result = ssdgen("verify", "mine.ssd", "--gate", "peer")
+    assert result.code == 1
+    assert result.err == "ssdgen: nothing was checked of mine: it has no peer check\n"
+
+
 @pytest.mark.slow
 def test_a_new_spec_verifies_as_it_is(ssdgen: Command) -> None:
     """What a newcomer does first: every gate of this machine passes."""
