@@ -177,9 +177,11 @@ def thaw(
 
 
 def _number(value: float) -> Symbolic:
-    """Exactly what was written: 0.1 is a tenth, and the constant that stands for log2(e) is log2(e)."""
+    """Exactly what was written: 0.1 is a tenth, and the constants that stand for log2(e) and log(2) are those."""
     if value == LOG2E.value:
         return 1 / LN2
+    if value == math.log(2):
+        return LN2
     return sympy.oo if math.isinf(value) else sympy.Rational(str(value))
 
 
@@ -196,6 +198,8 @@ def freeze(value: Symbolic) -> Expr:
         return Const(int(value.p) if value.q == 1 else float(value))
     if value in (sympy.oo, -sympy.oo):
         return Const(math.inf if value > 0 else -math.inf)
+    if value == LN2:
+        return Const(math.log(2))
     if value.is_Add:
         return _freeze_sum(value)
     if value.is_Mul:

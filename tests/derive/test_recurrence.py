@@ -51,7 +51,7 @@ def derive(inputs: str, update: str, output: str = "S[t] . q", lets: str = "", a
         ("", "", "none", "0"),
         ("", "0.9 *", "constant", "log2(0.9)"),
         ("", "0.25 *", "constant", "-2"),
-        ("", "(1 - 2^(-5 - index(h))) *", "constant", "log2(1 - exp2(-5 - index(h)))"),
+        ("", "(1 - 2^(-5 - index(h))) *", "constant", "log1p(-exp2(-5 - index(h))) * 1.4426950408889634"),
         ("A", "exp(A) *", "constant", "A * LOG2E"),
         ("g", "exp(g) *", "token", "g * LOG2E"),
         ("g", "2^g *", "token", "g"),
