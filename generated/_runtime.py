@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ Launcher = Callable[[Any, tuple[int, ...], tuple[Any, ...]], None]
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 PRECISION = {"bf16": 0, "tf32": 1, "tf32x3": 2}
 """Precisions of a product, as `_tiles.dot` takes them."""
+
+PRODUCTS = ("scores", "carried", "intra", "state")
+"""The fields of a Config that are precisions."""
 
 LIMIT = 2**31 - 1
 """Kernels index with int32: no array, nor the reach of its strides, may have more elements."""
@@ -114,8 +117,10 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def check(layer: Layer, values: Mapping[str, Any], scalars: Mapping[str, float]) -> dict[str, int]:
-    """Check every input, initial state (`S0` of a state `S`) and scalar of a call; the size of every axis.
+def check(
+    layer: Layer, values: Mapping[str, Any], states: Mapping[str, Any], scalars: Mapping[str, float]
+) -> dict[str, int]:
+    """Check every input, initial state and scalar of a call; the size of every axis.
 
     Raises TypeError for a missing input, what is no tensor, or a dtype; ValueError for a rank, size, device or range.
     """
@@ -132,7 +137,7 @@ def check(layer: Layer, values: Mapping[str, Any], scalars: Mapping[str, float])
         _check_sizes(layer.name, spec.name, axes, value, sizes)
         _check_range(layer.name, spec, value)
     for name, axes in layer.states.items():
-        value = values[f"{name}0"]
+        value = states[name]
         if value is not None:
             _check_tensor(layer.name, f"{name}0", value, (axes,), first)
             wide = (F32,) if runs_kernels(value) else (F32, F64)
@@ -343,20 +348,36 @@ def chosen(
 def check_config(layer: Layer, values: Mapping[str, Any]) -> None:
     """Check the fields of a Config; ValueError names the field, what it may be, and what came."""
     for name, value in values.items():
-        if isinstance(value, str):
+        if name in PRODUCTS:
             good, expected = value in PRECISION, f"one of {', '.join(PRECISION)}"
+        elif type(value) is not int:
+            good, expected = False, "an integer"
         elif name == "segments":
-            good, expected = isinstance(value, int) and value >= 0, "a whole number, 0 to choose"
+            good, expected = value >= 0, "a whole number, 0 to choose"
         elif name == "chunk" or name.startswith(("tile_", "state_tile_")):
             low = {"chunk": 16, f"tile_{layer.head}": 1}.get(name, 32)
-            good = isinstance(value, int) and low <= value <= 256 and value & (value - 1) == 0
+            good = low <= value <= 256 and value & (value - 1) == 0
             expected = f"a power of two from {low} to 256"
         elif name.startswith("latency_"):
-            good, expected = isinstance(value, int) and 1 <= value <= 10, "an integer from 1 to 10"
+            good, expected = 1 <= value <= 10, "an integer from 1 to 10"
         else:
-            good, expected = isinstance(value, int) and 0 <= value <= 32, "an integer from 0 to 32"
+            good, expected = 0 <= value <= 32, "an integer from 0 to 32"
         if not good:
             raise ValueError(f"{layer.name}: config field `{name}` must be {expected}, got {value!r}")
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def without_autocast(function: Function) -> Function:
+    """`function`, whose products keep their dtype under torch.autocast too: what is computed in float32 stays so."""
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        with torch.autocast(args[0].device.type, enabled=False):
+            return function(*args)
+
+    return cast(Function, call)
 
 
 def widest(tensors: Sequence[Tensor | None]) -> torch.dtype:

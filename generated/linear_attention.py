@@ -155,8 +155,9 @@ def forward(
     S0: Tensor | None = None,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Linear attention without decay (Katharopoulos et al. 2020, arXiv 2006.16236). Returns y[b t h p], the final
-    state S[b h p n].
+    """Linear attention without decay (Katharopoulos et al. 2020, arXiv 2006.16236).
+
+    Returns y[b t h p], the final state S[b h p n].
 
     q: [b t h n], the dtype of v
     k: [b t h n], the dtype of v
@@ -168,7 +169,8 @@ def forward(
     """
     size = _rt.check(
         LAYER,
-        {"q": q, "k": k, "v": v, "S0": S0},
+        {"q": q, "k": k, "v": v},
+        {"S": S0},
         {},
     )
     if S0 is None:
@@ -180,7 +182,7 @@ def forward(
     tensors = (q, k, v, S0)
     _rt.check_kernels(LAYER.name, tensors)
     y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=v.dtype, device=v.device)
-    S_final = S0.clone()
+    S_final = torch.empty_like(S0) if size["t"] else S0.clone()
     for rows, now in _rt.pieces(LAYER, size, config.chunk, tensors):
         first = now.start == 0
         _three_kernel(
@@ -227,6 +229,7 @@ def _three_kernel(
     )
 
 
+@_rt.without_autocast
 def _portable(
     q: Tensor, k: Tensor, v: Tensor, S: Tensor,
     size: dict[str, int],

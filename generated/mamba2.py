@@ -2,7 +2,7 @@
 
 The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a chunk of L tokens:
 
-    decay[i] = A * step * 1.4426950408889634    log2, one a token and head
+    decay[i] = A * step * LOG2E    log2, one a token and head
     s[i] = decay[0] + ... + decay[i]
 
     S_end = 2^s[L-1] S
@@ -282,8 +282,9 @@ def forward(
     dt_max: float = math.inf, S0: Tensor | None = None,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Mamba-2 state space duality (Dao and Gu 2024, arXiv 2405.21060). Returns y[b t h p], the final state S[b h p
-    n].
+    """Mamba-2 state space duality (Dao and Gu 2024, arXiv 2405.21060).
+
+    Returns y[b t h p], the final state S[b h p n].
 
     x: [b t h p], bfloat16 or float16 or float32
     dt: [b t h], float32 or bfloat16 or float16
@@ -302,7 +303,8 @@ def forward(
     """
     size = _rt.check(
         LAYER,
-        {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "dt_bias": dt_bias, "z": z, "S0": S0},
+        {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "dt_bias": dt_bias, "z": z},
+        {"S": S0},
         {"dt_min": dt_min, "dt_max": dt_max},
     )
     D = _rt.expand(LAYER.inputs[5], D, size, x)
@@ -318,7 +320,7 @@ def forward(
     tensors = (x, dt, A, B, C, D, dt_bias, z, S0)
     _rt.check_kernels(LAYER.name, tensors)
     y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=x.dtype, device=x.device)
-    S_final = S0.clone()
+    S_final = torch.empty_like(S0) if size["t"] else S0.clone()
     for rows, now in _rt.pieces(LAYER, size, config.chunk, tensors):
         first = now.start == 0
         _three_kernel(
@@ -347,7 +349,7 @@ def _three_kernel(
     chunks = _rt.ceil_div(size_t, config.chunk)
     # step[b h t]: weight step
     step = torch.empty((size_b, size_h, chunks * config.chunk), dtype=torch.float32, device=x.device)
-    # decay_sum[b h t]: running sum of A * step * 1.4426950408889634 within a chunk
+    # decay_sum[b h t]: running sum of A * step * LOG2E within a chunk
     decay_sum = torch.empty((size_b, size_h, chunks * config.chunk), dtype=torch.float32, device=x.device)
     # S_entry[b h chunk p n]: the state S that enters each chunk
     S_entry = torch.empty((size_b, size_h, chunks, size_p, size_n), dtype=_rt.stored(config.carried), device=x.device)
@@ -386,6 +388,7 @@ def _three_kernel(
         )
 
 
+@_rt.without_autocast
 def _portable(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None,
     dt_min: Tensor, dt_max: Tensor, S: Tensor,

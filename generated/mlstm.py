@@ -2,7 +2,7 @@
 
 The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a chunk of L tokens:
 
-    decay[i] = logsigmoid(f) * 1.4426950408889634    log2, one a token and head
+    decay[i] = logsigmoid(f) * LOG2E    log2, one a token and head
     s[i] = decay[0] + ... + decay[i]
 
     C_end = 2^s[L-1] C
@@ -246,8 +246,9 @@ def forward(
     C0: Tensor | None = None, N0: Tensor | None = None,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """mLSTM with sigmoid gates (Beck et al. 2024, arXiv 2405.04517; Beck et al. 2025, arXiv 2503.14376). Returns
-    y[b t h p], the final state C[b h p n], the final state N[b h n].
+    """mLSTM with sigmoid gates (Beck et al. 2024, arXiv 2405.04517; Beck et al. 2025, arXiv 2503.14376).
+
+    Returns y[b t h p], the final state C[b h p n], the final state N[b h n].
 
     q: [b t h n], the dtype of v
     k: [b t h n], the dtype of v
@@ -262,7 +263,8 @@ def forward(
     """
     size = _rt.check(
         LAYER,
-        {"q": q, "k": k, "v": v, "i": i, "f": f, "C0": C0, "N0": N0},
+        {"q": q, "k": k, "v": v, "i": i, "f": f},
+        {"C": C0, "N": N0},
         {},
     )
     if C0 is None:
@@ -276,8 +278,8 @@ def forward(
     tensors = (q, k, v, i, f, C0, N0)
     _rt.check_kernels(LAYER.name, tensors)
     y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=v.dtype, device=v.device)
-    C_final = C0.clone()
-    N_final = N0.clone()
+    C_final = torch.empty_like(C0) if size["t"] else C0.clone()
+    N_final = torch.empty_like(N0) if size["t"] else N0.clone()
     for rows, now in _rt.pieces(LAYER, size, config.chunk, tensors):
         first = now.start == 0
         _three_kernel(
@@ -309,7 +311,7 @@ def _three_kernel(
     chunks = _rt.ceil_div(size_t, config.chunk)
     # write[b h t]: weight write
     write = torch.empty((size_b, size_h, chunks * config.chunk), dtype=torch.float32, device=v.device)
-    # decay_sum[b h t]: running sum of logsigmoid(f) * 1.4426950408889634 within a chunk
+    # decay_sum[b h t]: running sum of logsigmoid(f) * LOG2E within a chunk
     decay_sum = torch.empty((size_b, size_h, chunks * config.chunk), dtype=torch.float32, device=v.device)
     # C_entry[b h chunk p n]: the state C that enters each chunk
     C_entry = torch.empty((size_b, size_h, chunks, size_p, size_n), dtype=_rt.stored(config.carried), device=v.device)
@@ -344,6 +346,7 @@ def _three_kernel(
     )
 
 
+@_rt.without_autocast
 def _portable(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C: Tensor, N: Tensor,
     size: dict[str, int],

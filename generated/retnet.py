@@ -2,7 +2,7 @@
 
 The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a chunk of L tokens:
 
-    decay = log1p(-exp2(-5 - index(h))) * 1.4426950408889634    log2, one a head
+    decay = log1p(-exp2(-5 - index(h))) * LOG2E    log2, one a head
     s[i] = (i + 1) * decay
     weight = 1 / sqrt(size(n))
 
@@ -174,8 +174,9 @@ def forward(
     S0: Tensor | None = None,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Retention with a constant decay a head (Sun et al. 2023, arXiv 2307.08621). Returns y[b t h p], the final
-    state S[b h p n].
+    """Retention with a constant decay a head (Sun et al. 2023, arXiv 2307.08621).
+
+    Returns y[b t h p], the final state S[b h p n].
 
     q: [b t h n], the dtype of v
     k: [b t h n], the dtype of v
@@ -187,7 +188,8 @@ def forward(
     """
     size = _rt.check(
         LAYER,
-        {"q": q, "k": k, "v": v, "S0": S0},
+        {"q": q, "k": k, "v": v},
+        {"S": S0},
         {},
     )
     if S0 is None:
@@ -199,7 +201,7 @@ def forward(
     tensors = (q, k, v, S0)
     _rt.check_kernels(LAYER.name, tensors)
     y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=v.dtype, device=v.device)
-    S_final = S0.clone()
+    S_final = torch.empty_like(S0) if size["t"] else S0.clone()
     for rows, now in _rt.pieces(LAYER, size, config.chunk, tensors):
         first = now.start == 0
         _three_kernel(
@@ -246,6 +248,7 @@ def _three_kernel(
     )
 
 
+@_rt.without_autocast
 def _portable(
     q: Tensor, k: Tensor, v: Tensor, S: Tensor,
     size: dict[str, int],

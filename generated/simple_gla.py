@@ -2,7 +2,7 @@
 
 The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a chunk of L tokens:
 
-    decay[i] = g * 1.4426950408889634    log2, one a token and head
+    decay[i] = g * LOG2E    log2, one a token and head
     s[i] = decay[0] + ... + decay[i]
 
     S_end = 2^s[L-1] S
@@ -195,7 +195,9 @@ def forward(
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gated linear attention with one gate a token and head (Yang et al. 2023, arXiv 2312.06635, as fla's simple
-    GLA). Returns y[b t h p], the final state S[b h p n].
+    GLA).
+
+    Returns y[b t h p], the final state S[b h p n].
 
     q: [b t h n], the dtype of v
     k: [b t h n], the dtype of v
@@ -208,7 +210,8 @@ def forward(
     """
     size = _rt.check(
         LAYER,
-        {"q": q, "k": k, "v": v, "g": g, "S0": S0},
+        {"q": q, "k": k, "v": v, "g": g},
+        {"S": S0},
         {},
     )
     if S0 is None:
@@ -220,7 +223,7 @@ def forward(
     tensors = (q, k, v, g, S0)
     _rt.check_kernels(LAYER.name, tensors)
     y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=v.dtype, device=v.device)
-    S_final = S0.clone()
+    S_final = torch.empty_like(S0) if size["t"] else S0.clone()
     for rows, now in _rt.pieces(LAYER, size, config.chunk, tensors):
         first = now.start == 0
         _three_kernel(
@@ -246,7 +249,7 @@ def _three_kernel(
     size_b, size_h, size_p, size_n, size_t = q.shape[0], q.shape[2], v.shape[3], q.shape[3], q.shape[1]
     q, k, v, g = (_rt.indexable(v) for v in (q, k, v, g))
     chunks = _rt.ceil_div(size_t, config.chunk)
-    # decay_sum[b h t]: running sum of g * 1.4426950408889634 within a chunk
+    # decay_sum[b h t]: running sum of g * LOG2E within a chunk
     decay_sum = torch.empty((size_b, size_h, chunks * config.chunk), dtype=torch.float32, device=v.device)
     # S_entry[b h chunk p n]: the state S that enters each chunk
     S_entry = torch.empty((size_b, size_h, chunks, size_p, size_n), dtype=_rt.stored(config.carried), device=v.device)
@@ -274,6 +277,7 @@ def _three_kernel(
     )
 
 
+@_rt.without_autocast
 def _portable(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, S: Tensor,
     size: dict[str, int],

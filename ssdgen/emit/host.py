@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssdgen.emit.layout import broken
+from ssdgen.emit.printer import LOG2E
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import INFINITY, Output, State, Tensor
 from ssdgen.ir.plan import Kernel, Parameter, Plan, PortableInput, PortableOutput, Workspace
@@ -247,7 +248,9 @@ class Host:
         shape = f"({', '.join(w.shape)})"
         name, leader = self._names.of("workspace", w.name), self.host(self._plan.leader)
         code = f"torch.empty({shape}, dtype={dtype}, device={leader}.device)"
-        return _Workspace(name, code, f"{name}[{' '.join(w.axes)}]: {w.doc}".replace("'", ""))
+        return _Workspace(
+            name, code, f"{name}[{' '.join(w.axes)}]: {w.doc}".replace("'", "").replace(repr(LOG2E), "LOG2E")
+        )
 
     def _launch(self, kernel: Kernel) -> str:
         args = ", ".join(self._argument(p) for p in kernel.parameters)
@@ -283,7 +286,7 @@ class Host:
     def _forward_doc(self) -> str:
         layer = self._layer
         layouts = dict(self._plan.config.layouts)
-        lines = [f"{layer.title}. Returns {', '.join(self._returned())}.", ""]
+        lines = [f"{layer.title}.", "", f"Returns {', '.join(self._returned())}.", ""]
         for t in layer.inputs:
             forms = [layouts.get(t.name, t.axes), *t.narrower]
             text = " or ".join(f"[{' '.join(a)}]" for a in forms)

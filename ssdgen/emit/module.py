@@ -16,6 +16,7 @@ import jinja2
 import ssdgen
 from ssdgen.emit.host import Host, number
 from ssdgen.emit.layout import broken, filled
+from ssdgen.emit.printer import LOG2E
 from ssdgen.emit.statements import Commenter, CutileStatements, TorchStatements
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import Layer, Param, Tensor
@@ -254,4 +255,4 @@ def _module_doc(plan: Plan) -> str:
     ]
     lines += [f"    {line}".rstrip() for line in str(plan.form).splitlines()[2:]]
     lines += ["", "Axes: " + ", ".join(f"{a.name}" + (f" = {a.size}" if a.size else "") for a in layer.axes) + "."]
-    return "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''") + "\n"
+    return "\n".join(lines).replace(repr(LOG2E), "LOG2E").replace("\\", "\\\\").replace('"""', "'''") + "\n"

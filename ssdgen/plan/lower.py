@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from ssdgen.ir.constants import FOLD
 from ssdgen.ir.expr import Apply, Const, Contract, Expr, Ref, mul, rewrite, walk
 
 LOG2_MIN = -128.0
 """A token's log2 decay is clamped to at least this, so that sums of it keep their accuracy; 2^-128 is 0 beside float32."""
-
-_FOLD: dict[str, Callable[..., float]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "neg": lambda a: -a,
-    "pow": lambda a, b: a**b,
-    "exp": math.exp,
-    "exp2": lambda a: 2.0**a,
-    "log": math.log,
-    "log2": math.log2,
-    "log1p": math.log1p,
-    "sqrt": math.sqrt,
-    "abs": abs,
-    "min": min,
-    "max": max,
-    "clamp": lambda x, low, high: min(max(x, low), high),
-}
 
 
 def fold(expr: Expr) -> Expr:
@@ -38,8 +19,8 @@ def fold(expr: Expr) -> Expr:
             return None
         args = tuple(fold(a) for a in e.args)
         numbers = [a.value for a in args if isinstance(a, Const)]
-        if len(numbers) == len(args) and e.op in _FOLD:
-            return Const(_FOLD[e.op](*numbers))
+        if len(numbers) == len(args) and e.op in FOLD:
+            return Const(FOLD[e.op](*numbers))
         if e.op == "pow" and isinstance(args[1], Const) and args[1].value in (2, 3, 4):
             return mul(*(args[0],) * int(args[1].value))
         return Apply(e.op, args, e.span)

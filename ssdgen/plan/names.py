@@ -26,7 +26,19 @@ RESERVED = frozenset(
         "Config",
         "TENSORS",
     }
-    | {"LAYER", "SPEC_DIGEST", "Tensor", "forward", "init_state", "config"}
+    | {
+        "LAYER",
+        "SPEC_DIGEST",
+        "Tensor",
+        "_rt",
+        "_portable",
+        "_three_kernel",
+        "_segmented",
+        "_single_walk",
+        "forward",
+        "init_state",
+        "config",
+    }
 )
 """Names that emitted modules use at module level or take from Python; no name of a spec may stand for another there."""
 
@@ -63,11 +75,16 @@ class Names:
 
 
 def arguments(layer: Layer) -> dict[str, str]:
-    """What `forward` calls the inputs, scalars and initial states of a layer: their names, unless Python has them."""
+    """What `forward` calls the inputs, scalars and (by `initial_key`) initial states: their names, unless those are taken."""
     names = host_scope(layer)
     items = [t.name for t in layer.inputs] + [p.name for p in layer.params]
-    initial = {f"{s.name}0": names.of("initial", f"{s.name}0") for s in layer.states}
+    initial = {initial_key(s.name): names.of("initial", f"{s.name}0") for s in layer.states}
     return {name: names.of("host", name) for name in items} | initial
+
+
+def initial_key(state: str) -> str:
+    """The key of a state's initial value in `arguments`: no name of a spec, so that an input may be called `S0`."""
+    return f"{state}'"
 
 
 HOST_LOCALS = frozenset(

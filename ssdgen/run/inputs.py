@@ -16,7 +16,7 @@ import torch
 
 from ssdgen.ir.expr import Apply, Axes, Expr, Ref, rewrite, walk
 from ssdgen.ir.layer import Interval, Layer, Tensor
-from ssdgen.plan.names import arguments
+from ssdgen.plan.names import arguments, initial_key
 
 Dtype = Literal["bf16", "f16", "f32", "f64"]
 DTYPES: dict[str, torch.dtype] = {
@@ -62,9 +62,10 @@ class Inputs:
 
     def keywords(self) -> dict[str, torch.Tensor | float]:
         """The arguments of an emitted `forward`, all by keyword: the state `S` as `S0`, `lambda` as `arguments` has it."""
-        states = {f"{name}0": state for name, state in self.states.items()}
-        values: dict[str, torch.Tensor | float] = {**self.tensors, **self.params, **states}
-        return {self.arguments.get(name, name): value for name, value in values.items()}
+        tensors = {self.arguments.get(n, n): v for n, v in self.tensors.items()}
+        params = {self.arguments.get(n, n): v for n, v in self.params.items()}
+        initial = {self.arguments.get(initial_key(n), f"{n}0"): v for n, v in self.states.items()}
+        return {**tensors, **params, **initial}
 
 
 def draw(layer: Layer, case: Case, device: torch.device | str = "cpu", generated_on: str = "cpu") -> Inputs:

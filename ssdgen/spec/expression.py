@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ssdgen.diagnostics import Span
+from ssdgen.ir.constants import evaluate
 from ssdgen.ir.expr import OPS, Apply, Const, Contract, Expr, Index, Ref, Size, axes_of
 from ssdgen.spec.problems import closest, listing
 from ssdgen.spec.scope import FUNCTIONS, Scope
@@ -24,11 +25,26 @@ def resolve(term: Term, scope: Scope, place: Place) -> Expr | None:
     """`term` as an expression, or None after reporting everything that is wrong with it."""
     match term:
         case Number(value=value, span=span):
-            return Const(value, span)
+            return _finite(Const(value, span), scope)
         case Name():
             return _name(term, scope, place)
         case Call():
-            return _call(term, scope, place)
+            called = _call(term, scope, place)
+            return None if called is None else _finite(called, scope)
+
+
+def _finite(expr: Expr, scope: Scope) -> Expr | None:
+    """`expr`, unless it is made of numbers only and is none itself, or divides by 0."""
+    try:
+        evaluate(expr)
+        if isinstance(expr, Apply) and expr.op == "div" and evaluate(expr.args[1]) == 0:
+            raise ZeroDivisionError
+    except (ArithmeticError, ValueError):
+        scope.problems.add(
+            "E048", expr.span, f"{scope.show(expr)} is no finite number", "write the number that is meant"
+        )
+        return None
+    return expr
 
 
 def _name(term: Name, scope: Scope, place: Place) -> Expr | None:
@@ -202,31 +218,14 @@ def _of_axis(function: str, arg: Term, span: Span, scope: Scope) -> Expr | None:
 
 
 def _power(base: Expr, exponent: Expr, span: Span, scope: Scope) -> Expr | None:
-    value = constant(exponent)
+    value = evaluate(exponent)
     if value is not None:
         return Apply("pow", (base, Const(value, exponent.span)), span)
-    if constant(base) == 2:
+    if evaluate(base) == 2:
         return Apply("exp2", (exponent,), span)
     hint = "the exponent is a constant, or the base is 2; any other power is `exp(y * log(x))`"
     scope.problems.add("E045", span, f"the exponent {scope.show(exponent)} varies", hint)
     return None
-
-
-def constant(expr: Expr) -> int | float | None:
-    """The number that an expression of numbers only is; None for any other."""
-    match expr:
-        case Const(value=number):
-            return number
-        case Apply(op="neg", args=(arg,)):
-            value = constant(arg)
-            return None if value is None else -value
-        case Apply(op="add" | "sub" | "mul" | "div" as op, args=(left, right)):
-            a, b = constant(left), constant(right)
-            if a is None or b is None or (op == "div" and b == 0):
-                return None
-            return a / b if op == "div" else {"add": a + b, "sub": a - b, "mul": a * b}[op]
-        case _:
-            return None
 
 
 def _dot(left: Expr, right: Expr, span: Span, scope: Scope) -> Expr | None:

@@ -23,6 +23,10 @@ def load_source(path_or_name: str) -> Source:
     Anything that ends in `.ssd` or contains a slash is a path. Raises SpecError for what cannot be read as a spec: no such
     file or name, a directory, more than 1 MB, not UTF-8, control characters.
     """
+    if not path_or_name.strip():
+        known = ", ".join(builtin_specs())
+        hint = f"the built-in specs are {known}; a file is given by its path"
+        raise _refused(repr(path_or_name), "E006", "no spec has an empty name", hint)
     path = Path(path_or_name)  # asked by os.path, which answers False for names that no file can have
     shown = path_or_name
     is_path = path.suffix == ".ssd" or len(path.parts) > 1 or os.path.exists(path)

@@ -131,6 +131,9 @@ def test_a_config_is_a_config() -> None:
     x = torch.ones(1, 1, 1, 4)
     with pytest.raises(TypeError, match=r"`config` must be a linear_attention\.Config, got dict"):
         attention.forward(x, x, x, config={"chunk": 64})
+    for wrong in ({"chunk": "bf16"}, {"scores": 1}, {"tile_p": True}, {"chunk": 64.0}):
+        with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be"):
+            attention.Config(**wrong)
     with pytest.raises(ValueError, match="`tile_p` must be a power of two from 32 to 256, got 16"):
         attention.Config(tile_p=16)
 
@@ -172,3 +175,14 @@ def test_a_plan_that_keeps_states_in_registers_says_how_much_it_can() -> None:
     x = torch.ones(1, 2, 1, 300)
     with emulated(imported), pytest.raises(ValueError, match=r"256 at most, got 300; use three_kernel"):
         imported.forward(x, x, x)
+
+
+def test_the_portable_path_keeps_float32_under_autocast() -> None:
+    """Under torch.autocast a product would be rounded to bf16 without a word."""
+    source = load_source("mamba2")
+    mamba2 = module(source.text)
+    inputs = draw(read_layer(source), Case({"b": 1, "t": 70, "h": 2, "g": 1, "p": 8, "n": 8}))
+    plain = mamba2.forward(**inputs.keywords())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = mamba2.forward(**inputs.keywords())
+    assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))

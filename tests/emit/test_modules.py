@@ -102,3 +102,18 @@ def test_names_never_collide(names: dict[str, str], dtype: str) -> None:
     for gate in ("portable", "emulation"):
         checks += run_trial(gate, module.plan, imported, trial)
     assert not [str(c) for c in checks if not c.passed]
+
+
+STATE_NAMES = COLLIDING.replace("{gate}[batch", "S0[batch").replace("{gate}", "S0")
+
+
+@pytest.mark.parametrize("other", ["_rt", "_portable", "S_final"])
+def test_an_input_may_be_called_like_an_initial_state(other: str) -> None:
+    """The gate `S0` beside the state `S`: the caller's argument for the initial state gets an underscore."""
+    text = STATE_NAMES.format(key=other, query="q", let="keep", state="S", output="y")
+    module = emit(plan(chunk_form(recurrence(read_layer(Source("names.ssd", text))))))
+    trial = Trial("names", Case({"batch": 1, "time": 70, "head": 2, "chunk": 33, "token": 40}))
+    checks = [
+        c for g in ("portable", "emulation") for c in run_trial(g, module.plan, load(module.name, module.files), trial)
+    ]
+    assert not [str(c) for c in checks if not c.passed]
