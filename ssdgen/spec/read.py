@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from typing import TypeVar
 
 from ssdgen.diagnostics import NOWHERE, Source
@@ -88,6 +89,8 @@ def _layer(parsed: list[tuple[str, s.Parsed]], scope: Scope, source: Source) -> 
         return [statement for name, statement in parsed if name == block and isinstance(statement, kind)]
 
     titles = [(p.name.text, p.title) for p in of("layer", s.Title)]
+    for title in of("layer", s.Title):
+        _check_layer_name(title.name, scope)
     declare_axes(of("axes", s.AxisNames), scope)
     _find_roles(of("state", s.Declare), of("state", s.Assign), scope)
     groups = declare_groups(of("groups", s.Shares), scope)
@@ -117,6 +120,16 @@ def _layer(parsed: list[tuple[str, s.Parsed]], scope: Scope, source: Source) -> 
         schedule=schedule.schedule(),
         source=source,
     )
+
+
+def _check_layer_name(name: s.Word, scope: Scope) -> None:
+    """The module emitted for a layer has its name: Python must take it, and files that begin with `_` are the package's."""
+    if keyword.iskeyword(name.text):
+        message = f"`{name.text}` is a word of Python, so no module can have that name"
+        scope.problems.add("E024", name.span, message, f"`{name.text}_layer` is free")
+    elif name.text.startswith("_"):
+        message = "the name of a layer, and of its module, does not begin with `_`"
+        scope.problems.add("E024", name.span, message, f"`{name.text.strip('_') or 'mine'}` is free")
 
 
 def _find_roles(declared: list[s.Declare], updates: list[s.Assign], scope: Scope) -> None:

@@ -24,8 +24,7 @@ def load_source(path_or_name: str) -> Source:
     file or name, a directory, more than 1 MB, not UTF-8, control characters.
     """
     if not path_or_name.strip():
-        known = ", ".join(builtin_specs())
-        hint = f"the built-in specs are {known}; a file is given by its path"
+        hint = f"the built-in specs are {', '.join(builtin_specs())}; a file is given by its path"
         raise _refused(repr(path_or_name), "E006", "no spec has an empty name", hint)
     path = Path(path_or_name)  # asked by os.path, which answers False for names that no file can have
     shown = path_or_name
