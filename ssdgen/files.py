@@ -42,14 +42,14 @@ def make_folder(path: Path) -> None:
         raise UserError(f"cannot write into {path}: it is a file, not a folder", "name a folder, or remove the file")
     try:
         path.mkdir(exist_ok=True)
-    except FileNotFoundError as error:
-        raise UserError(
-            f"cannot make the folder {path}: there is no {path.parent}", f"mkdir -p {path.parent}"
-        ) from error
     except OSError as error:
-        raise UserError(
-            f"cannot make the folder {path}: {_reason(error)}", "choose a folder you may write to"
-        ) from error
+        if isinstance(error, FileNotFoundError) and not path.parent.exists():
+            reason, hint = f"there is no {path.parent}", f"mkdir -p {path.parent}"
+        elif isinstance(error, FileNotFoundError):  # what /proc says
+            reason, hint = f"{path.parent} takes no folders", "choose a folder you may write to"
+        else:
+            reason, hint = _reason(error), "choose a folder you may write to"
+        raise UserError(f"cannot make the folder {path}: {reason}", hint) from error
 
 
 def write_all(folder: Path, files: Mapping[str, str]) -> tuple[str, ...]:

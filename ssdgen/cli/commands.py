@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from ssdgen import pipeline
 from ssdgen.cli.app import app
-from ssdgen.cli.chosen import planned
-from ssdgen.cli.options import Config, Debug, Json, Spec, Specs, settings
+from ssdgen.cli.chosen import Left, planned
+from ssdgen.cli.options import Config, Debug, Json, Spec, Specs, folder, settings
 from ssdgen.cli.output import progress, say, show, show_json
+from ssdgen.cli.target import check_overwritten, check_package_name
 from ssdgen.files import differing, write_all
 
 
@@ -48,41 +49,48 @@ def plan(spec: Spec, config: Config = None, json: Json = False, debug: Debug = F
 @app.command()
 def generate(
     specs: Specs = None,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="The package to write.")] = Path("generated"),
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="DIR", parser=folder, help="The package to write.")
+    ] = Path("generated"),
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a file is stale.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that ssdgen did not write.")] = False,
     config: Config = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Write a package of modules that needs no ssdgen."""
     with progress("generate") as step:
-        modules = [pipeline.emit(plan) for _, plan in planned(specs, config, step)]
+        chosen, left = planned(specs, config, step)
+        modules = [pipeline.emit(plan) for _, plan in chosen]
     files = pipeline.package(modules)
     if check:
-        _check(out, files, specs, json)
-        return
+        _check(out, files, specs, left, json)
+    if not force:
+        check_overwritten(out, files)
     written = write_all(out, files)
     if json:
-        show_json({"folder": str(out), "files": sorted(files), "written": written})
+        show_json({"folder": str(out), "files": sorted(files), "written": written, "errors": left.data()})
     else:
         show("\n".join(f"{'wrote' if name in written else 'as it was'}  {out / name}" for name in sorted(files)))
+    check_package_name(out)
+    left.end(True, json)
 
 
-def _check(out: Path, files: dict[str, str], specs: list[str] | None, json: bool) -> None:
+def _check(out: Path, files: dict[str, str], specs: list[str] | None, left: Left, json: bool) -> NoReturn:
     """Say which of `files` are not so in `out`, or, if all specs were asked for, which are there that none emits."""
-    stale = set(differing(out, files))
-    if not specs:
-        stale |= {p.name for p in out.glob("*.py")} - set(files)
-    names = sorted(stale)
+    stale = sorted(differing(out, files))
+    extra = [] if specs else sorted({p.name for p in out.glob("*.py")} - set(files))
     if json:
-        show_json({"folder": str(out), "stale": names})
+        show_json({"folder": str(out), "stale": stale, "extra": extra, "errors": left.data()})
     elif stale:
-        listed = "\n".join(f"  {out / name}" for name in names)
+        listed = "\n".join(f"  {out / name}" for name in stale)
         command = shlex.join(["ssdgen", "generate", *(specs or ()), "-o", str(out)])
         say(f"ssdgen: not what the specs, templates and generator of today give:\n{listed}\n  hint: {command}")
-    else:
+    elif not extra:
         show(f"{out}: {len(files)} files are up to date")
-    raise typer.Exit(1 if stale else 0)
+    for name in () if json else extra:
+        say(f"ssdgen: {out / name}: no spec emits it\n  hint: remove it")
+    left.end(not stale and not extra, json)
 
 
 def _print(stage: object, json: bool) -> None:

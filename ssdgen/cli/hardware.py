@@ -10,9 +10,9 @@ import typer
 
 from ssdgen import pipeline
 from ssdgen.cli.app import app
-from ssdgen.cli.chosen import planned
-from ssdgen.cli.options import Config, Debug, Json, Specs, several
-from ssdgen.cli.output import REPORT_STYLES, progress, say, show, show_json, show_table
+from ssdgen.cli.chosen import Left, planned
+from ssdgen.cli.options import Config, Debug, Json, Specs, folder, several
+from ssdgen.cli.output import REPORT_STYLES, OutputClosed, OutputFailed, progress, say, show, show_json, show_table
 from ssdgen.diagnostics import UserError
 from ssdgen.files import make_folder
 from ssdgen.ir.build import ARCHITECTURES, DEFAULT_ARCHITECTURES
@@ -42,7 +42,9 @@ def build(
     arch: Annotated[str, typer.Option(help="Architectures, by commas.")] = ",".join(DEFAULT_ARCHITECTURES),
     dtype: Annotated[str, typer.Option(help="Dtypes of the inputs, by commas.")] = "bf16,f32",
     jobs: Annotated[int | None, typer.Option(min=1, help="Compilers at a time; one a core by default.")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write the cubins there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", parser=folder, help="Write the cubins there.")
+    ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile all of it, and keep nothing.")] = False,
     config: Config = None,
     against: Against = None,
@@ -53,10 +55,11 @@ def build(
     architectures = several(arch, ARCHITECTURES, "--arch")
     dtypes = several(dtype, get_args(Dtype), "--dtype")
     with progress("build") as step:
-        modules = [(plan, _loaded(plan), "") for _, plan in planned(specs, config, step)]
+        chosen, left = planned(specs, config, step)
+        modules = [(plan, _loaded(plan), "") for _, plan in chosen]
         _check_dtypes([plan for plan, _, _ in modules], dtypes)
         if against:
-            other = planned(specs, config, step, against=against)
+            other, _ = planned(specs, config, step, against=against)
             modules += [(plan, _loaded(plan), " ".join(against)) for _, plan in other]
         if out is not None:
             make_folder(out)
@@ -72,8 +75,8 @@ def build(
         from ssdgen.build.store import write_cubins
 
         write_cubins(built, out)
-    _print(built, json)
-    raise typer.Exit(1 if built.failures else 0)
+    _print(built, left, json)
+    left.end(not built.failures, json)
 
 
 @app.command()
@@ -88,19 +91,25 @@ def verify(
     """Check specs by every gate that this machine has."""
     gates, gpu = _gates(device, gate)
     with progress("verify") as step:
-        subjects = planned(specs, config, step, portable=True)
+        subjects, left = planned(specs, config, step, verifying=True)
     reports: list[Report] = []
     for proof, plan in subjects:
-        report = _verified(proof, plan, gates, gpu)
+        try:
+            report = _verified(proof, plan, gates, gpu)
+        except (OutputClosed, OutputFailed):
+            raise
+        except Exception as error:  # told at the end, when the others have been verified
+            left.add(proof.layer, error)
+            continue
         reports.append(report)
         if not json:
             show(("\n" if len(reports) > 1 else "") + str(report), REPORT_STYLES)
         if not report.checks:
             say(f"ssdgen: nothing was checked of {report.spec}: it has no {' or '.join(gates)} check")
-    passed = all(report.passed for report in reports)
+    passed = all(report.passed for report in reports) and not left.mistakes and not left.bugs
     if json:
-        show_json({"passed": passed, "reports": [to_json(report) for report in reports]})
-    raise typer.Exit(0 if passed else 1)
+        show_json({"passed": passed, "reports": [to_json(report) for report in reports], "errors": left.data()})
+    left.end(passed, json)
 
 
 def _verified(proof: Proof, plan: Plan, gates: tuple[Gate, ...], gpu: bool) -> Report:
@@ -140,12 +149,12 @@ def _gates(device: str, gate: str | None) -> tuple[tuple[Gate, ...], bool]:
     return tuple(g for g in GATES if g in (wanted or (CUDA_GATES if has_cuda else CPU_GATES))), has_cuda
 
 
-def _print(built: Build, json: bool) -> None:
+def _print(built: Build, left: Left, json: bool) -> None:
     from ssdgen.build.table import resource_table
     from ssdgen.build.table import to_json as build_json
 
     if json:
-        show_json(build_json(built))
+        show_json(build_json(built) | {"errors": left.data()})
         return
     show_table(resource_table(built))
     for text in (*map(str, built.failures), *built.notes):

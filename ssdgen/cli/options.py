@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
@@ -33,11 +34,20 @@ def settings(config: Iterable[str] | None, option: str = "--config") -> dict[str
     return pairs
 
 
+def folder(path: str | Path) -> Path:
+    """The folder that `-o` names; UserError for an empty name, which would be the current folder."""
+    if not str(path).strip():
+        raise UserError("-o is empty", "name a folder; `-o .` is the current one")
+    return Path(path)
+
+
 def several(text: str, allowed: Iterable[W], option: str, most: int | None = None) -> tuple[W, ...]:
     """The comma-separated words of an option, each once, at most `most`, all among `allowed`; UserError otherwise."""
     known = {str(word): word for word in allowed}
     words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    for word in words or ["nothing"]:
+    if not words:
+        raise UserError(f"{option} is empty", f"some of {', '.join(known)}, separated by commas")
+    for word in words:
         if word not in known:
             raise UserError(f"{option} knows no `{word}`", f"some of {', '.join(known)}, separated by commas")
     if most is not None and len(words) > most:

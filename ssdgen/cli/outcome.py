@@ -1,8 +1,8 @@
-"""The entry point: runs a command and turns whatever stops it into a message and an exit code.
+"""Runs a command and turns whatever stops it into a message and an exit code.
 
 0    done                                1    the user's mistake, or a check that failed
 130  interrupted (Ctrl-C)                2    a bug of ours
-141  whoever read the output stopped
+141  whoever read the output stopped     143  terminated (SIGTERM)
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ import typer
 from typer.main import get_command
 
 from ssdgen import __version__
-from ssdgen.cli import commands, hardware, start  # noqa: F401  (they register their commands, in this order)
+from ssdgen.cli import commands, hardware, interrupted, start  # noqa: F401  (three register their commands, in this order)
 from ssdgen.cli.app import app
-from ssdgen.cli.output import OutputClosed, OutputFailed, close_quietly, diagnostics_data, say, show_json
+from ssdgen.cli.chosen import Stopped
+from ssdgen.cli.output import OutputClosed, OutputFailed, close_quietly, mistake_text, mistakes_data, say, show_json
 from ssdgen.diagnostics import SpecError, UserError
 
 DONE, MISTAKE, BUG, INTERRUPTED, CLOSED = 0, 1, 2, 130, 141
-
-
-def main() -> None:
-    """The console script `ssdgen`."""
-    sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -38,19 +34,19 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = get_command(app).main(args=list(arguments), prog_name="ssdgen", standalone_mode=False)
         if code == INTERRUPTED:  # what typer makes of KeyboardInterrupt
-            say("ssdgen: interrupted")
-        sys.stdout.flush()
+            return interrupted()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code if isinstance(code, int) else DONE
-    except SpecError as error:
-        return _mistake(str(error), diagnostics_data(error), json)
-    except UserError as error:
-        return _mistake(f"ssdgen: {error}", [{"message": error.message, "hint": error.hint}], json)
+    except (SpecError, UserError) as error:
+        return _mistake(mistake_text(error), mistakes_data([error]), json)
+    except Stopped as error:
+        return _mistake("\n".join(map(mistake_text, error.mistakes)), mistakes_data(error.mistakes), json)
     except typer.TyperException as error:
         message, hint = _usage(error)
         return _mistake(f"ssdgen: {message}\n  hint: {hint}", [{"message": message, "hint": hint}], json)
     except (KeyboardInterrupt, typer.Abort):
-        say("ssdgen: interrupted")
-        return INTERRUPTED
+        return interrupted()
     except (OutputClosed, BrokenPipeError):
         close_quietly()
         return CLOSED

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ssdgen.diagnostics import Source, Span, SpecError
+from ssdgen.diagnostics import Source, Span, SpecError, UserError
 from ssdgen.ir.expr import Apply, Const, Contract, Index, Ref, Size, to_text
 
 ERROR_STYLES = {
@@ -39,11 +39,13 @@ class OutputClosed(Exception):
 
 
 class OutputFailed(Exception):
-    """Standard output cannot be written: a full disk."""
+    """Standard output cannot be written: a full disk, or it is closed."""
 
 
 def show(text: str, styles: Mapping[str, str] | None = None) -> None:
     """Print `text` to standard output, the matches of `styles` (regular expression: colour) coloured on a terminal."""
+    if sys.stdout is None:  # `>&-`
+        raise OutputFailed("standard output is closed")
     try:
         _write(sys.stdout, text, styles)
     except BrokenPipeError as error:
@@ -67,7 +69,9 @@ def show_table(table: Table) -> None:
 
 
 def say(text: str) -> None:
-    """Print a message to standard error, coloured on a terminal."""
+    """Print a message to standard error, coloured on a terminal; nowhere if that is closed."""
+    if sys.stderr is None:
+        return
     try:
         _write(sys.stderr, text, ERROR_STYLES)
     except BrokenPipeError as error:
@@ -76,6 +80,8 @@ def say(text: str) -> None:
 
 def close_quietly() -> None:
     """Point standard output nowhere: what is still in its buffer has no reader."""
+    if sys.stdout is None:
+        return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
 
@@ -117,8 +123,20 @@ def as_data(value: object) -> object:
     raise TypeError(f"no JSON for a {type(value).__name__}")
 
 
-def diagnostics_data(error: SpecError) -> list[dict[str, object]]:
-    """The diagnostics of `error` for a program; line and column are 0 where the whole file is meant."""
+def mistake_text(error: SpecError | UserError) -> str:
+    """`error` for a person."""
+    return str(error) if isinstance(error, SpecError) else f"ssdgen: {error}"
+
+
+def mistakes_data(errors: Iterable[SpecError | UserError]) -> list[dict[str, object]]:
+    """`errors` for a program, one object a message."""
+    return [data for error in errors for data in _mistake_data(error)]
+
+
+def _mistake_data(error: SpecError | UserError) -> list[dict[str, object]]:
+    """Of a spec, its diagnostics; line and column are 0 where the whole file is meant."""
+    if isinstance(error, UserError):
+        return [{"message": error.message, "hint": error.hint}]
     return [
         {
             "code": d.code,

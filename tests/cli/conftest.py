@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ssdgen.cli.main import run
+from ssdgen.cli.outcome import run
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def test_check_names_what_is_stale_and_writes_nothing(ssdgen: Command) -> None:
     assert Path("out/retnet.py").read_text() == "# edited\n"
     assert not Path("out/_tiles.py").exists()
     data = json.loads(ssdgen("generate", "retnet", "-o", "out", "--check", "--json").out)
-    assert data == {"folder": "out", "stale": ["_tiles.py", "retnet.py"]}
+    assert data == {"folder": "out", "stale": ["_tiles.py", "retnet.py"], "extra": [], "errors": []}
 
 
 def test_check_names_a_module_that_no_spec_emits(ssdgen: Command) -> None:
@@ -61,7 +61,8 @@ def test_check_names_a_module_that_no_spec_emits(ssdgen: Command) -> None:
     assert ssdgen("generate", "retnet", "-o", "out", "--check").code == 0
     result = ssdgen("generate", "-o", "out", "--check")
     assert result.code == 1
-    assert "  out/forgotten.py" in result.err.splitlines()
+    assert result.err == "ssdgen: out/forgotten.py: no spec emits it\n  hint: remove it\n"
+    assert json.loads(ssdgen("generate", "-o", "out", "--check", "--json").out)["extra"] == ["forgotten.py"]
 
 
 def test_one_bad_spec_leaves_the_folder_alone(ssdgen: Command) -> None:
@@ -90,6 +91,52 @@ def test_folders_that_cannot_be_written(ssdgen: Command) -> None:
     Path("file").write_text("")
     assert "it is a file, not a folder" in ssdgen("generate", "retnet", "-o", "file").err
     assert "there is no a/b\n  hint: mkdir -p a/b" in ssdgen("generate", "retnet", "-o", "a/b/c").err
+    assert "cannot make the folder /proc/x: /proc takes no folders" in ssdgen("generate", "retnet", "-o", "/proc/x").err
+
+
+@pytest.mark.parametrize("command", ["generate", "build"])
+def test_an_empty_folder_name_is_not_the_current_folder(ssdgen: Command, command: str) -> None:
+    result = ssdgen(command, "retnet", "-o", "")
+    assert result.code == 1
+    assert result.err == "ssdgen: -o is empty\n  hint: name a folder; `-o .` is the current one\n"
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "_runtime.py", "_tiles.py", "py.typed", "retnet.py"])
+def test_what_somebody_else_wrote_is_not_overwritten(ssdgen: Command, name: str) -> None:
+    Path("out").mkdir()
+    Path("out", name).write_text("# mine\n")
+    result = ssdgen("generate", "retnet", "-o", "out")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.splitlines() == [
+        f"ssdgen: ssdgen did not write out/{name} and would overwrite it",
+        "  hint: name another folder with -o, or overwrite it with --force",
+    ]
+    assert os.listdir("out") == [name]
+    assert Path("out", name).read_text() == "# mine\n"
+    assert ssdgen("generate", "retnet", "-o", "out", "--force").code == 0
+    assert ssdgen("generate", "retnet", "-o", "out", "--check").code == 0
+
+
+def test_what_ssdgen_wrote_once_is_overwritten(ssdgen: Command) -> None:
+    """Files of another version or configuration, and empty ones, such as a user's `touch __init__.py`."""
+    ssdgen("generate", "retnet", "-o", "out")
+    for path in Path("out").glob("*.py"):
+        path.write_text(path.read_text().replace("\n\n", "\n# of another version\n\n", 1))
+    assert len(json.loads(ssdgen("generate", "retnet", "-o", "out", "--check", "--json").out)["stale"]) == 3
+    Path("out/__init__.py").write_text("")
+    assert ssdgen("generate", "retnet", "-o", "out").code == 0
+    assert ssdgen("generate", "retnet", "-o", "out", "--check").code == 0
+
+
+@pytest.mark.parametrize(("folder", "other"), [("class", "class_package"), ("my-pkg", "my_pkg"), ("2", "generated")])
+def test_a_folder_that_cannot_be_imported_is_warned_of(ssdgen: Command, folder: str, other: str) -> None:
+    result = ssdgen("generate", "retnet", "-o", folder)
+    assert result.code == 0
+    assert result.err.splitlines() == [
+        f"ssdgen: warning: no import statement can name the folder {folder}",
+        f"  hint: -o {other}",
+    ]
 
 
 def test_a_configuration_changes_the_module(ssdgen: Command) -> None:

@@ -60,6 +60,9 @@ def test_without_a_command_it_says_what_there_is(ssdgen: Command) -> None:
         (["build", "mamba2", "--arch", "sm_75"], "--arch knows no `sm_75`", "some of sm_80"),
         (["build", "mamba2", "--dtype", "fp8"], "--dtype knows no `fp8`", "some of bf16"),
         (["verify", "mamba2", "--gate", "luck"], "--gate knows no `luck`", "some of proof"),
+        (["build", "mamba2", "--arch", ""], "--arch is empty", "some of sm_80"),
+        (["build", "mamba2", "--dtype", ","], "--dtype is empty", "some of bf16"),
+        (["verify", "mamba2", "--gate", ""], "--gate is empty", "some of proof"),
         (["verify", "mamba2", "--device", "tpu"], "--device knows no `tpu`", "some of auto"),
     ],
 )
@@ -142,6 +145,51 @@ def test_a_full_disk_is_no_bug_of_ours(form: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (1, "ssdgen: cannot write the output: no space left on device\n")
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_closed_standard_output_is_no_bug_of_ours(form: tuple[str, ...]) -> None:
+    """`ssdgen check mamba2 >&-`."""
+    command = ["bash", "-c", 'exec "$@" >&-', "bash", *COMMAND, "check", "mamba2", *form]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (1, "ssdgen: cannot write the output: standard output is closed\n")
+
+
+def test_a_closed_standard_error_is_quiet() -> None:
+    command = ["bash", "-c", 'exec "$@" 2>&-', "bash", *COMMAND, "check", "nosuch"]
+    assert subprocess.run(command, env=ENVIRONMENT).returncode == 1
+
+
+def run_entry(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The entry point with `check mamba2` after `program`, temporary files in `folder`."""
+    text = f"import sys; import ssdgen.cli\n{program}\nsys.argv[1:] = ['check', 'mamba2']\nssdgen.cli.main()"
+    environment = {**ENVIRONMENT, "TMPDIR": str(folder)}
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, timeout=60)
+
+
+def test_interrupted_while_it_starts(tmp_path: Path) -> None:
+    """Importing typer takes most of a short command: Ctrl-C then is a line too."""
+    program = (
+        "class Interrupting:\n"
+        "    def find_spec(name, path, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting)"
+    )
+    done = run_entry(program, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ssdgen: interrupted\n")
+
+
+def test_sigterm_leaves_no_folder_behind(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, time; from ssdgen import pipeline; from ssdgen.run.load import load\n"
+        "def loading(spec):\n"
+        "    load('m', {'m.py': ''}); assert os.listdir(os.environ['TMPDIR'])\n"
+        "    os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)\n"
+        "pipeline.read = loading"
+    )
+    done = run_entry(program, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_closed_pipe_is_quiet() -> None:
     """`ssdgen check mamba2 --json | head -n 1`: the reader has left before we write."""
     command = subprocess.Popen(
@@ -192,7 +240,7 @@ def test_text_that_the_terminal_cannot_show() -> None:
 def test_checking_loads_no_heavy_library() -> None:
     """What keeps `ssdgen check` under a second."""
     program = (
-        "import sys; from ssdgen.cli.main import run; code = run(['check', 'mamba2']); "
+        "import sys; from ssdgen.cli.outcome import run; code = run(['check', 'mamba2']); "
         "loaded = {'torch', 'cuda', 'sympy', 'jinja2', 'numpy'} & set(sys.modules); "
         "assert not loaded, loaded; sys.exit(code)"
     )
@@ -203,7 +251,7 @@ def test_checking_loads_no_heavy_library() -> None:
 def test_deriving_and_planning_load_no_torch() -> None:
     """Everything up to emission works on a machine without it."""
     program = (
-        "import sys; from ssdgen.cli.main import run; codes = [run([c, 'mamba2']) for c in ('derive', 'plan', 'generate')]; "
+        "import sys; from ssdgen.cli.outcome import run; codes = [run([c, 'mamba2']) for c in ('derive', 'plan', 'generate')]; "
         "loaded = {'torch', 'cuda', 'numpy'} & set(sys.modules); assert not loaded, loaded; assert codes == [0, 0, 0]"
     )
     command = [sys.executable, "-c", program]
