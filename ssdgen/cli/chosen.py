@@ -70,9 +70,10 @@ def planned(
 ) -> tuple[list[tuple[Proof, Plan]], Left]:
     """Each of `specs` proved and planned, and what kept the others from it.
 
-    If none is named, the built-in ones that have kernels. `against` are knobs that win over those of `config`. A spec without kernels is left out; `verifying`, its portable form
-    is enough, and one that is wrong is left out too. Raises SpecError or UserError for a mistake that is not left out or
-    two layers of one name, and Stopped or the bug if all are left out.
+    If none is named, the built-in ones that have kernels. `against` are knobs that win over those of `config`. A spec
+    without kernels is left out; `verifying`, its portable form is enough, and one that is wrong is left out too. Raises
+    SpecError or UserError for a mistake that is not left out and for two layers of one name; Stopped, or the bug, if all
+    specs are left out.
     """
     knobs = settings(config) | settings(against, "--against")
     found: dict[str, tuple[Proof, Plan]] = {}
