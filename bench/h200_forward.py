@@ -33,6 +33,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from variants import VARIANTS
+
 HERE = Path(__file__).resolve()
 ROOT = HERE.parent.parent
 SPECS = ("mamba2", "retnet", "linear_attention", "simple_gla", "mlstm")
@@ -60,6 +62,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two small shapes, few repetitions")
     parser.add_argument("--sweep", action="store_true", help="mamba2 with one knob changed at a time, too")
     parser.add_argument("--seconds", type=float, default=570.0, help="no step starts, and each is ended, after this")
+    parser.add_argument("--spec", action="append", choices=SPECS, help="this spec only; several times for several")
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -73,21 +76,23 @@ def main() -> int:
     shapes = QUICK_SHAPES if options.quick else SHAPES
     numbers = [",".join(map(str, shape)) for shape in shapes]
     run.record_machine()
-    run.together("warm", warm_steps(shapes), 14, until=0.4)
-    checks: list[tuple[str, ...]] = [("verify", spec, shape) for spec in SPECS for shape in reversed(numbers)]
-    checks += [("memcheck", spec) for spec in SPECS]
-    checks += [("gates", spec, f"{part}/{PARTS}") for spec in SPECS for part in range(PARTS)]
+    specs = options.spec or SPECS
+    variants = [name for name, (spec, _) in VARIANTS.items() if spec in specs]
+    run.together("warm", warm_steps(shapes, (*specs, *variants)), 14, until=0.4)
+    checks: list[tuple[str, ...]] = [("verify", s, shape) for s in (*specs, *variants) for shape in reversed(numbers)]
+    checks += [("memcheck", s) for s in (*specs, *variants)]
+    checks += [("gates", spec, f"{part}/{PARTS}") for spec in specs for part in range(PARTS)]
     run.together("checks", checks, 12, until=0.65)
-    run.together("time", [("time", "mamba2", *numbers)], 1, until=0.85)
-    run.together("time", [("time", spec, *numbers) for spec in SPECS[1:]], 1, until=1.0)
+    run.together("time", [("time", spec, *numbers) for spec in specs if spec == "mamba2"], 1, until=0.85)
+    run.together("time", [("time", spec, *numbers) for spec in specs if spec != "mamba2"], 1, until=1.0)
     if options.sweep:
         run.together("sweep", [("sweep", "mamba2", numbers[0])], 1, until=1.0)
     print((options.out / "table.txt").read_text())
     return 1 if run.results["problems"] else 0
 
 
-def warm_steps(shapes: tuple[tuple[int, ...], ...]) -> list[tuple[str, ...]]:
-    """What to compile: ours once a class of lengths, the peers' once a state size and class."""
+def warm_steps(shapes: tuple[tuple[int, ...], ...], specs: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """What to compile: ours once a class of lengths, walks and peers once a state size and class."""
     steps: dict[tuple[object, ...], tuple[str, ...]] = {}
     for shape in shapes:
         b, _, h, g, p, n = shape
@@ -96,8 +101,9 @@ def warm_steps(shapes: tuple[tuple[int, ...], ...]) -> list[tuple[str, ...]]:
         for chunk in (128, 256):
             steps.setdefault(("mamba_ssm", chunk, n, classes), ("warm", f"mamba_ssm chunk {chunk}", number))
         steps.setdefault(("tilegym", n, classes), ("warm", "tilegym chunk 64", number))
-        for spec in SPECS:
-            steps.setdefault((spec, classes), ("warm", spec, number))
+        for spec in specs:
+            tile = n if spec in VARIANTS else 0  # a walk keeps the whole axis, and is compiled for its length
+            steps.setdefault((spec, tile, classes), ("warm", spec, number))
     order = {"mamba_ssm": 0, "tilegym": 1}  # the slow ones first
     return [steps[key] for key in sorted(steps, key=lambda key: order.get(str(key[0]), 2))]
 

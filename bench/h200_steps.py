@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from ragged_once import ragged_inputs
+from variants import VARIANTS, module_of, spec_of
 
 from ssdgen import pipeline
 from ssdgen.ir.layer import Layer
@@ -37,12 +38,7 @@ SECONDS_CLOCKS = 0.5
 
 def layer_of(name: str) -> Layer:
     """The checked layer of a built-in spec."""
-    return read_layer(load_source(name))
-
-
-def module_of(name: str) -> ModuleType:
-    """The committed module of a built-in spec."""
-    return importlib.import_module(f"generated.{name}")
+    return read_layer(load_source(spec_of(name)))
 
 
 def sizes_of(layer: Layer, shape: str) -> dict[str, int]:
@@ -90,7 +86,7 @@ def warm(kind: str, shape: str, quick: bool = False) -> Iterator[Row]:
     """Compile what the other steps need: a short sequence of the same classes of lengths and strides."""
     b, _, *rest = shape.split(",")
     short = ",".join([b, str(TOKENS_WARM), *rest])
-    if kind not in builtin_specs():
+    if spec_of(kind) not in builtin_specs():
         inputs = draw(layer_of("mamba2"), bench_case(layer_of("mamba2"), short), "cuda", "cuda")
         peers()[kind](inputs)
     else:
@@ -279,7 +275,8 @@ def own(module: ModuleType, **config: int | str) -> Call:
 def time(name: str, *shapes: str, quick: bool = False) -> Iterator[Row]:
     """Our forward at every shape, and beside it the peers'."""
     layer = layer_of(name)
-    calls = {"ours": own(module_of(name))} | (peers() if name == "mamba2" else {})
+    calls = {"ours": own(module_of(name))} | {v: own(module_of(v)) for v, (spec, _) in VARIANTS.items() if spec == name}
+    calls |= peers() if name == "mamba2" else {}
     for shape in shapes:
         yield from measured(layer, shape, calls, 5 if quick else 40)
 

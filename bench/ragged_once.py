@@ -9,10 +9,10 @@ without the sanitizer first: the compiler's output is then cached on disk. Exits
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 import torch
+from variants import module_of, spec_of
 
 from ssdgen.ir.layer import Layer
 from ssdgen.run.cases import sizes_for
@@ -32,8 +32,8 @@ def ragged_inputs(layer: Layer) -> Inputs:
 
 def main(name: str) -> int:
     """Run it; print each value's error."""
-    layer = read_layer(load_source(name))
-    module = importlib.import_module(f"generated.{name}")
+    layer = read_layer(load_source(spec_of(name)))
+    module = module_of(name)
     inputs = ragged_inputs(layer)
     values = module.forward(**inputs.keywords())
     torch.cuda.synchronize()
