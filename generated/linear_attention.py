@@ -1,6 +1,10 @@
 """Linear attention without decay (Katharopoulos et al. 2020, arXiv 2006.16236).
 
-The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a chunk of L tokens:
+The forward pass of
+
+    S[t] = S[t-1] + v * k
+
+emitted by ssdgen, as the jump formula over chunks of L tokens:
 
     S_end = S
       + sum_j v[j] (x) k[j]
@@ -10,7 +14,7 @@ The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a c
 
     y = read_S / sqrt(size(n))
 
-Axes: b, t, h, p = 64, n = 64.
+Axes: b batch, t time, h head, p = 64 row channel, n = 64 column channel.
 """
 
 from __future__ import annotations
@@ -152,8 +156,7 @@ def compute_out(
 def forward(
     q: Tensor, k: Tensor, v: Tensor,
     *,
-    S0: Tensor | None = None,
-    config: Config | None = None,
+    S0: Tensor | None = None, config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Linear attention without decay (Katharopoulos et al. 2020, arXiv 2006.16236).
 
@@ -201,8 +204,7 @@ def init_state(
 
 
 def _three_kernel(
-    q: Tensor, k: Tensor, v: Tensor, S0: Tensor, y: Tensor, S_final: Tensor,
-    config: Config,
+    q: Tensor, k: Tensor, v: Tensor, S0: Tensor, y: Tensor, S_final: Tensor, config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
     size_b, size_h, size_p, size_n, size_t = q.shape[0], q.shape[2], v.shape[3], q.shape[3], q.shape[1]
@@ -231,9 +233,7 @@ def _three_kernel(
 
 @_rt.without_autocast
 def _portable(
-    q: Tensor, k: Tensor, v: Tensor, S: Tensor,
-    size: dict[str, int],
-    chunk: int,
+    q: Tensor, k: Tensor, v: Tensor, S: Tensor, size: dict[str, int], chunk: int,
 ) -> tuple[Tensor, Tensor]:
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((q, k, v, S))

@@ -1,6 +1,10 @@
 """Mamba-2 state space duality (Dao and Gu 2024, arXiv 2405.21060).
 
-The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a chunk of L tokens:
+The forward pass of
+
+    S[t] = exp(A * step) * S[t-1] + step * x * B
+
+emitted by ssdgen, as the jump formula over chunks of L tokens:
 
     decay[i] = A * step * LOG2E    log2, one a token and head
     s[i] = decay[0] + ... + decay[i]
@@ -14,7 +18,7 @@ The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a c
     y = read_S + D * x
       when z: y = y * silu(z)
 
-Axes: b, t, h, g, p = 64, n = 128.
+Axes: b batch, t time, h head, g group of h, p = 64 row channel, n = 128 column channel.
 """
 
 from __future__ import annotations
@@ -279,8 +283,7 @@ def forward(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
     *,
     D: Tensor | None = None, dt_bias: Tensor | None = None, z: Tensor | None = None, dt_min: float = 0.0,
-    dt_max: float = math.inf, S0: Tensor | None = None,
-    config: Config | None = None,
+    dt_max: float = math.inf, S0: Tensor | None = None, config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mamba-2 state space duality (Dao and Gu 2024, arXiv 2405.21060).
 
@@ -340,8 +343,7 @@ def init_state(
 
 def _three_kernel(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None, dt_min: float,
-    dt_max: float, S0: Tensor, y: Tensor, S_final: Tensor,
-    config: Config,
+    dt_max: float, S0: Tensor, y: Tensor, S_final: Tensor, config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
     size_b, size_h, size_p, size_n, size_t = x.shape[0], x.shape[2], x.shape[3], B.shape[3], x.shape[1]
@@ -391,9 +393,7 @@ def _three_kernel(
 @_rt.without_autocast
 def _portable(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None,
-    dt_min: Tensor, dt_max: Tensor, S: Tensor,
-    size: dict[str, int],
-    chunk: int,
+    dt_min: Tensor, dt_max: Tensor, S: Tensor, size: dict[str, int], chunk: int,
 ) -> tuple[Tensor, Tensor]:
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((x, dt, A, B, C, D, dt_bias, z, S))

@@ -1,6 +1,11 @@
 """mLSTM with sigmoid gates (Beck et al. 2024, arXiv 2405.04517; Beck et al. 2025, arXiv 2503.14376).
 
-The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a chunk of L tokens:
+The forward pass of
+
+    C[t] = forget * C[t-1] + write * v * k
+    N[t] = forget * N[t-1] + write * k
+
+emitted by ssdgen, as the jump formula over chunks of L tokens:
 
     decay[i] = logsigmoid(f) * LOG2E    log2, one a token and head
     s[i] = decay[0] + ... + decay[i]
@@ -17,7 +22,7 @@ The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a c
 
     y = read_C / max(abs(read_N), 1)
 
-Axes: b, t, h, p = 64, n = 64.
+Axes: b batch, t time, h head, p = 64 row channel, n = 64 column channel.
 """
 
 from __future__ import annotations
@@ -243,8 +248,7 @@ def compute_out(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
     *,
-    C0: Tensor | None = None, N0: Tensor | None = None,
-    config: Config | None = None,
+    C0: Tensor | None = None, N0: Tensor | None = None, config: Config | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """mLSTM with sigmoid gates (Beck et al. 2024, arXiv 2405.04517; Beck et al. 2025, arXiv 2503.14376).
 
@@ -302,8 +306,7 @@ def init_state(
 
 def _three_kernel(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C0: Tensor, N0: Tensor, y: Tensor, C_final: Tensor,
-    N_final: Tensor,
-    config: Config,
+    N_final: Tensor, config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
     size_b, size_h, size_p, size_n, size_t = q.shape[0], q.shape[2], v.shape[3], q.shape[3], q.shape[1]
@@ -348,9 +351,7 @@ def _three_kernel(
 
 @_rt.without_autocast
 def _portable(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C: Tensor, N: Tensor,
-    size: dict[str, int],
-    chunk: int,
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C: Tensor, N: Tensor, size: dict[str, int], chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((q, k, v, i, f, C, N))

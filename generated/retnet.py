@@ -1,6 +1,10 @@
 """Retention with a constant decay a head (Sun et al. 2023, arXiv 2307.08621).
 
-The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a chunk of L tokens:
+The forward pass of
+
+    S[t] = (1 - exp2(-5 - index(h))) * S[t-1] + v * k / sqrt(size(n))
+
+emitted by ssdgen, as the jump formula over chunks of L tokens:
 
     decay = log1p(-exp2(-5 - index(h))) * LOG2E    log2, one a head
     s[i] = (i + 1) * decay
@@ -14,7 +18,7 @@ The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a c
 
     y = read_S
 
-Axes: b, t, h, p = 64, n = 64.
+Axes: b batch, t time, h head, p = 64 row channel, n = 64 column channel.
 """
 
 from __future__ import annotations
@@ -171,8 +175,7 @@ def compute_out(
 def forward(
     q: Tensor, k: Tensor, v: Tensor,
     *,
-    S0: Tensor | None = None,
-    config: Config | None = None,
+    S0: Tensor | None = None, config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Retention with a constant decay a head (Sun et al. 2023, arXiv 2307.08621).
 
@@ -220,8 +223,7 @@ def init_state(
 
 
 def _three_kernel(
-    q: Tensor, k: Tensor, v: Tensor, S0: Tensor, y: Tensor, S_final: Tensor,
-    config: Config,
+    q: Tensor, k: Tensor, v: Tensor, S0: Tensor, y: Tensor, S_final: Tensor, config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
     size_b, size_h, size_p, size_n, size_t = q.shape[0], q.shape[2], v.shape[3], q.shape[3], q.shape[1]
@@ -250,9 +252,7 @@ def _three_kernel(
 
 @_rt.without_autocast
 def _portable(
-    q: Tensor, k: Tensor, v: Tensor, S: Tensor,
-    size: dict[str, int],
-    chunk: int,
+    q: Tensor, k: Tensor, v: Tensor, S: Tensor, size: dict[str, int], chunk: int,
 ) -> tuple[Tensor, Tensor]:
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((q, k, v, S))

@@ -1,6 +1,10 @@
 """Gated linear attention with one gate a token and head (Yang et al. 2023, arXiv 2312.06635, as fla's simple GLA).
 
-The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a chunk of L tokens:
+The forward pass of
+
+    S[t] = exp(g) * S[t-1] + v * k
+
+emitted by ssdgen, as the jump formula over chunks of L tokens:
 
     decay[i] = g * LOG2E    log2, one a token and head
     s[i] = decay[0] + ... + decay[i]
@@ -13,7 +17,7 @@ The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a c
 
     y = read_S / sqrt(size(n))
 
-Axes: b, t, h, p = 64, n = 128.
+Axes: b batch, t time, h head, p = 64 row channel, n = 128 column channel.
 """
 
 from __future__ import annotations
@@ -191,8 +195,7 @@ def compute_out(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor,
     *,
-    S0: Tensor | None = None,
-    config: Config | None = None,
+    S0: Tensor | None = None, config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gated linear attention with one gate a token and head (Yang et al. 2023, arXiv 2312.06635, as fla's simple
     GLA).
@@ -242,8 +245,7 @@ def init_state(
 
 
 def _three_kernel(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S0: Tensor, y: Tensor, S_final: Tensor,
-    config: Config,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S0: Tensor, y: Tensor, S_final: Tensor, config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
     size_b, size_h, size_p, size_n, size_t = q.shape[0], q.shape[2], v.shape[3], q.shape[3], q.shape[1]
@@ -279,9 +281,7 @@ def _three_kernel(
 
 @_rt.without_autocast
 def _portable(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S: Tensor,
-    size: dict[str, int],
-    chunk: int,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S: Tensor, size: dict[str, int], chunk: int,
 ) -> tuple[Tensor, Tensor]:
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((q, k, v, g, S))

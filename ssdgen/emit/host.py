@@ -135,13 +135,14 @@ class Host:
         layer = self._layer
         args = [f"{self.host(t.name)}: Tensor | None = None" for t in layer.inputs if not t.required]
         args += [f"{self.host(p.name)}: float = {number(p.default)}" for p in layer.params]
-        return args + [f"{self.initial(s.name)}: Tensor | None = None" for s in layer.states]
+        args += [f"{self.initial(s.name)}: Tensor | None = None" for s in layer.states]
+        return [*args, "config: Config | None = None"]
 
     def _portable_arguments(self) -> list[str]:
         layer = self._layer
         args = [f"{self.host(t.name)}: Tensor{' | None' if t.optional else ''}" for t in layer.inputs]
         names = [p.name for p in layer.params] + [s.name for s in layer.states]
-        return args + [f"{self.host(name)}: Tensor" for name in names]
+        return [*args, *(f"{self.host(name)}: Tensor" for name in names), "size: dict[str, int]", "chunk: int"]
 
     def _plan_arguments(self) -> list[str]:
         layer = self._layer
@@ -149,7 +150,7 @@ class Host:
         args += [f"{self.host(p.name)}: float" for p in layer.params]
         args += [f"{self.initial(s.name)}: Tensor" for s in layer.states]
         args += [f"{self.host(o.name)}: Tensor" for o in layer.outputs]
-        return args + [f"{self.final(s.name)}: Tensor" for s in layer.states]
+        return [*args, *(f"{self.final(s.name)}: Tensor" for s in layer.states), "config: Config"]
 
     def _portable_call(self, initials: list[str]) -> list[str]:
         layer, leader = self._layer, self.host(self._plan.leader)

@@ -18,8 +18,8 @@ from ssdgen.emit.host import Host, number
 from ssdgen.emit.layout import broken, filled
 from ssdgen.emit.printer import LOG2E
 from ssdgen.emit.statements import Commenter, CutileStatements, TorchStatements
-from ssdgen.ir.expr import Axes
-from ssdgen.ir.layer import Layer, Param, Tensor
+from ssdgen.ir.expr import Apply, Axes, Ref, mul, to_text
+from ssdgen.ir.layer import Axis, Layer, Param, Tensor
 from ssdgen.ir.plan import KEY, Kernel, Knob, OutputKernel, Parameter, Plan, StateKernel, TokenKernel, WalkKernel
 from ssdgen.plan import Unsupported
 from ssdgen.resources import resource_dir
@@ -246,13 +246,25 @@ def _helpers(kernels: list[str]) -> list[str]:
 
 
 def _module_doc(plan: Plan) -> str:
-    layer = plan.form.recurrence.layer
-    lines = [
-        f"{layer.title}.",
-        "",
-        "The chunked forward pass, emitted by ssdgen. In the notation of the spec, of a chunk of L tokens:",
-        "",
-    ]
-    lines += [f"    {line}".rstrip() for line in str(plan.form).splitlines()[2:]]
-    lines += ["", "Axes: " + ", ".join(f"{a.name}" + (f" = {a.size}" if a.size else "") for a in layer.axes) + "."]
+    """The recurrence, the jump formula it is computed by, and what the letters stand for."""
+    layer, form = plan.form.recurrence.layer, plan.form
+    lines = [f"{layer.title}.", "", "The forward pass of", ""]
+    for s in layer.states:
+        update = Apply("add", (mul(s.decay, Ref(s.name, s.axes, True, 1)), s.input))
+        lines.append(f"    {s.name}[{layer.time}] = {to_text(update, layer.time)}")
+    lines += ["", "emitted by ssdgen, as the jump formula over chunks of L tokens:", ""]
+    lines += [f"    {line}".rstrip() for line in str(form).splitlines()[2:]]
+    lines += ["", *textwrap.wrap(f"Axes: {', '.join(_axis(plan, a) for a in layer.axes)}.", 112)]
     return "\n".join(lines).replace(repr(LOG2E), "LOG2E").replace("\\", "\\\\").replace('"""', "'''") + "\n"
+
+
+def _axis(plan: Plan, axis: Axis) -> str:
+    """`h head`, `n = 128 column channel`: a letter, the length it is compiled for ahead of time, its part in the states."""
+    layer, states = plan.form.recurrence.layer, plan.form.states
+    parts = {layer.batch: "batch", layer.time: "time", layer.head: "head"}
+    parts |= {g.axis: f"group of {g.shared}" for g in layer.groups}
+    parts |= {s.row_axis: "row channel" for s in states if s.row_axis} | {
+        s.column_axis: "column channel" for s in states
+    }
+    size = f" = {axis.size}" if axis.size else ""
+    return f"{axis.name}{size} {parts.get(axis.name, 'channel')}"

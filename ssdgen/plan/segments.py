@@ -7,6 +7,8 @@ formula over the segments before it, and writes nothing but outputs. With one se
 
 from __future__ import annotations
 
+from functools import partial
+
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
 from ssdgen.ir.expr import Apply, Axes, Expr, Ref, mul
 from ssdgen.ir.plan import (
@@ -112,7 +114,7 @@ def walk_kernel(form: ChunkForm, config: Config, present: tuple[str, ...], segme
     jump = [s for state in form.states for s in _jump(builder, state, carried[state.name])] if segmented else []
 
     builder.hoist = (layer.time, parts.before)
-    totals = [contract(parts, r, lambda name=r.state: carried[name]) for r in form.reads]  # type: ignore[misc]
+    totals = [contract(parts, r, partial(carried.__getitem__, r.state)) for r in form.reads]
     for read, total in zip(form.reads, totals, strict=True):
         builder.known[read.name] = combine(parts, read, total)
     for declared in layer.outputs:
