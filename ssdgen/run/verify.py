@@ -19,7 +19,7 @@ import torch
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Check, Gate, Report
 from ssdgen.run.cases import Trial, kernel_trials, portable_trials
-from ssdgen.run.checks import Expected, bound, compare, one_thread, poisoned_memory
+from ssdgen.run.checks import Expected, bound, compare, one_thread, poisoned_memory, relative_error
 from ssdgen.run.emulate import EmulationError, launch
 from ssdgen.run.inputs import DTYPES, Inputs, draw, in_order_of_equations
 from ssdgen.run.peers import peer_checks
@@ -82,7 +82,46 @@ def run_trial(gate: Gate, plan: Plan, module: ModuleType, trial: Trial) -> list[
             note = " ".join(f"{type(error).__name__}: {error}".split())
             return [Check(trial.name, gate, float("inf"), 0.0, passed=False, note=note)]
         got = dict(zip(names, values, strict=True))
-        return compare(gate, trial.name, got, expected(gate, plan, inputs, trial))
+        wanted = expected(gate, plan, inputs, trial)
+        checks = compare(gate, trial.name, got, wanted)
+        if all(c.passed for c in checks):
+            return checks
+        changes = sensitivity(plan, inputs, wanted)
+        return [replace(c, note=_explained(c, change)) for c, change in zip(checks, changes, strict=True)]
+
+
+NUDGE = 2.0**-9
+"""The relative change of inputs that `sensitivity` makes: half a unit in the last place of bf16."""
+AMPLIFIES = 4.0
+
+
+def sensitivity(plan: Plan, inputs: Inputs, wanted: Mapping[str, Expected]) -> list[float]:
+    """How much the truth of each value changes if every input and state changes by NUDGE at random, relative to that."""
+    layer = plan.form.recurrence.layer
+    generator = torch.Generator().manual_seed(0)
+
+    def nudged(x: torch.Tensor) -> torch.Tensor:
+        sign = torch.randint(0, 2, x.shape, generator=generator).mul(2).sub(1)
+        return x.double().cpu() * (1 + NUDGE * sign)
+
+    tensors = {k: nudged(x) for k, x in in_order_of_equations(layer, inputs.tensors).items()}
+    states = {k: nudged(x) for k, x in inputs.states.items()}
+    outputs, finals = reference(layer, tensors, inputs.params, states)
+    changes = []
+    for key, value in {**outputs, **finals}.items():
+        truth = wanted[key].value.cpu()
+        order = dict(plan.config.layouts).get(key)
+        if order is not None:
+            axes = next(o.axes for o in layer.outputs if o.name == key)
+            value = value.permute([axes.index(a) for a in order])
+        changes.append(relative_error(value, truth) / NUDGE)
+    return changes
+
+
+def _explained(check: Check, change: float) -> str:
+    if check.passed or check.note or change < AMPLIFIES:
+        return check.note
+    return f"ill-conditioned: a relative change of the inputs changes this {change:.0f} times as much"
 
 
 def configured(plan: Plan, module: ModuleType, inputs: Inputs, changes: Mapping[str, int | str]) -> Any:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from ssdgen.derive import chunk_form, recurrence
+from ssdgen.diagnostics import Source
 from ssdgen.emit import emit
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import Plan
@@ -341,3 +342,30 @@ def test_a_report_of_nothing_does_not_pass() -> None:
     only_skipped = dataclasses.replace(report(), checks=report().checks[2:])
     assert not only_skipped.passed
     assert not Report("spec", ()).passed
+
+
+CANCELLING = """\
+language 1
+layer cancelling "One over a read of random sign: where it is small, rounding is magnified"
+
+axes    b t h n
+
+inputs
+  k[b t h n], q[b t h n] : bf16 | f32
+  f[b t h]               : f32
+
+state   N[b h n] : f32
+        N[t] = sigmoid(f) * N[t-1] + exp(min(k, 4))
+
+output  y[b t h] : f32
+        y = 1 / max(abs(N[t] . q), 1)
+"""
+
+
+def test_a_failure_says_if_the_equations_magnify_rounding() -> None:
+    """An author can tell an ill-conditioned output from a wrong kernel: the check still fails, and its note says why."""
+    planned = plan_of(chunk_form(recurrence(read_layer(Source("cancelling.ssd", CANCELLING)))))
+    module = load("cancelling", emit(planned).files)
+    failed = [c for c in verify(planned, module, ["emulation"]).checks if not c.passed]
+    assert failed
+    assert all("ill-conditioned: a relative change of the inputs changes this" in c.note for c in failed)
