@@ -284,12 +284,11 @@ class Prover:
         self.require_equal(self.update(written, 0, at, before), decay * before + self.input(state, 0, at), state.name)
 
     def kind(self, state: ChunkState) -> None:
-        """What a decay varies over, from its value: nothing, the head, the token, the column channel."""
+        """What a decay varies over, from its value: nothing, the sequence and head alone, the token, the column channel."""
         decay = self.form.decay(state.decay)
         value = self.log2(state.decay, 0, {state.column_axis: 1})
         other = self.log2(state.decay, 0, {state.column_axis: 0})
-        batched = any(self.layer.batch in r.axes for r in refs(decay.log2))
-        in_time = batched or bool(value.free_symbols & self.varies_in_time)
+        in_time = bool(value.free_symbols & self.varies_in_time)
         kind = "none" if value == 0 else "channel" if value != other else "token" if in_time else "constant"
         self.require(kind == decay.kind, f"it is of kind {kind}")
 

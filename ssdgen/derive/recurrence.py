@@ -178,7 +178,7 @@ class _Derivation:
             return "none"
         if column in axes_of(decay):
             return "channel"
-        return "token" if is_per_token(decay) or self.layer.batch in axes_of(decay) else "constant"
+        return "token" if is_per_token(decay) else "constant"
 
     def log2(self, expr: Expr) -> Expr:
         """log2 of a positive expression, simplified; lets are opened only where that helps."""

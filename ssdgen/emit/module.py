@@ -14,7 +14,7 @@ from importlib.resources import files
 import jinja2
 
 import ssdgen
-from ssdgen.emit.host import Host, number
+from ssdgen.emit.host import DTYPES, Host, number
 from ssdgen.emit.layout import broken, filled
 from ssdgen.emit.printer import LOG2E
 from ssdgen.emit.statements import Commenter, CutileStatements, TorchStatements
@@ -35,11 +35,7 @@ TEMPLATES: dict[type[Kernel], str] = {
 }
 """The algorithm's skeleton for each kind of kernel."""
 
-PACKAGE_INIT = '"""State space layers emitted by ssdgen: one module a spec."""\n'
-"""The text of `__init__.py` of an emitted package."""
-
 HELPERS = ("clamp", "dot", "load", "log1p", "log_sigmoid", "sigmoid", "silu", "softplus", "store")
-TORCH_DTYPE = {"bf16": "torch.bfloat16", "f16": "torch.float16", "f32": "torch.float32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +46,6 @@ class ModuleSource:
     text: str
     plan: Plan
     support: tuple[tuple[str, str], ...]
-
-    @property
-    def files(self) -> dict[str, str]:
-        """The files of a package that holds this module alone, by name."""
-        return {"__init__.py": PACKAGE_INIT, f"{self.name}.py": self.text, **dict(self.support)}
 
     def __str__(self) -> str:
         return self.text
@@ -229,7 +220,7 @@ def _field(knob: Knob) -> str:
 
 def _configs(plan: Plan) -> list[tuple[str, str]]:
     out = []
-    for dtype, torch_dtype in TORCH_DTYPE.items():
+    for dtype, torch_dtype in DTYPES.items():
         changed = []
         for knob in plan.knobs:
             values = dict(knob.defaults)

@@ -9,7 +9,7 @@ from ssdgen.ir.expr import Axes, Expr
 from ssdgen.ir.layer import Gate, Layer
 
 DecayKind = Literal["none", "constant", "token", "channel"]
-"""none: 1; constant: one number a head; token: one a token and head; channel: one a token, head and column channel."""
+"""none: 1; constant: the same at every token; token: one a token and head; channel: one a token, head and column channel."""
 
 
 @dataclass(frozen=True, slots=True)

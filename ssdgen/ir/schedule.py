@@ -6,7 +6,7 @@ Every field is a tuple of alternatives; the first is the default. Knobs that are
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from ssdgen.diagnostics import NOWHERE, Span
 from ssdgen.ir.expr import Axes
@@ -21,7 +21,10 @@ PRODUCTS: tuple[Product, ...] = ("scores", "carried", "intra", "state")
 Precision = Literal["bf16", "tf32", "tf32x3"]
 """Operands of a product: bf16, TF32, or three TF32 products for float32 accuracy. Sums are float32 in all of them."""
 
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
 PlanName = Literal["three_kernel", "segmented", "single_walk"]
+PLANS: tuple[PlanName, ...] = get_args(PlanName)
 KERNELS: tuple[str, ...] = ("chunk_cumsum", "fwd_pass_state", "compute_out")
 """The roles of kernels, as `occupancy` names them."""
 

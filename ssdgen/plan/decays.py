@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ssdgen.ir.chunkform import ChunkForm, Decay, Weight
@@ -26,6 +27,15 @@ def stored_weight(layer: Layer, weight: Weight) -> bool:
     return is_per_token(inline(weight.value, {let.name: let.value for let in layer.lets}))
 
 
+DERIVED = re.compile(r".*_(sum|before|entry|part|left)")
+"""Names of buffers that are made from the name of a decay or a state."""
+
+
+def scalar_name(weight: Weight) -> str:
+    """The name of a stored weight: its own, unless a buffer made from a decay's or a state's name could have that."""
+    return f"{weight.name}_" if DERIVED.fullmatch(weight.name) else weight.name
+
+
 def scalar_axes(form: ChunkForm, config: Config, name: str) -> Axes:
     """The axes of the stored per-token scalar `name`: those the schedule's `internal` gives to a name it is computed from,
     else batch, head, time."""
@@ -40,7 +50,7 @@ def scalar_axes(form: ChunkForm, config: Config, name: str) -> Axes:
 def scalar_source(form: ChunkForm, name: str) -> Expr:
     """The weight or log2 decay that the stored scalar `name` holds, or the running sum of."""
     for weight in form.weights:
-        if weight.name == name:
+        if scalar_name(weight) == name:
             return weight.value
     return next(d.log2 for d in form.decays if name in (f"{d.name}_sum", f"{d.name}_before"))
 
@@ -56,9 +66,9 @@ def weight_tile(builder: KernelBuilder, head: list[Statement], section: list[Sta
     """A weight as a tile expression: stored [L], or a number of this head computed in `head`."""
     if weight.value == ONE:
         return ONE
-    key = f"scalar {weight.name}"
+    key = f"scalar {scalar_name(weight)}"
     if stored_weight(builder.layer, weight):
-        load_scalar(builder, section, weight.name)
+        load_scalar(builder, section, scalar_name(weight))
     elif key not in builder.known:
         builder.known[key] = builder.name_value(head, f"{weight.name}_tile", builder.tile(head, weight.value))
     if isinstance(weight.value, Ref):

@@ -110,7 +110,7 @@ def walk_kernel(form: ChunkForm, config: Config, present: tuple[str, ...], segme
     entered: list[Statement] = []
     for state in form.states:
         initial = builder.declare(Parameter(f"{state.name}0", "initial", f"{state.name}0", state.axes, "f32"))
-        entered.append(_load(builder, initial, state.axes, carried[state.name]))
+        entered.append(builder.load_state(initial, carried[state.name]))
     jump = [s for state in form.states for s in _jump(builder, state, carried[state.name])] if segmented else []
 
     builder.hoist = (layer.time, parts.before)
@@ -220,14 +220,6 @@ def _jump(builder: WalkBuilder, state: ChunkState, carried: Ref) -> list[Stateme
     statements.append(Load(tile, part, builder.slots(builder.parameters[part].axes)))
     statements.append(Let(carried, Apply("add", (kept, tile))))
     return statements
-
-
-def _load(builder: WalkBuilder, array: str, axes: Axes, target: Ref) -> Load:
-    """Load an initial state in the order its tile is carried in."""
-    outer = tuple(a for a in axes if a not in target.axes)
-    ordered = (*outer, *target.axes)
-    order = () if ordered == axes else tuple(axes.index(a) for a in ordered)
-    return Load(target, array, builder.slots(ordered), order=order)
 
 
 def _final(

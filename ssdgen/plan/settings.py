@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 from ssdgen.diagnostics import UserError
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.plan import Config
-from ssdgen.ir.schedule import KERNELS, PRODUCTS, Precision
+from ssdgen.ir.schedule import KERNELS, PLANS, PRECISIONS, PRODUCTS
 from ssdgen.plan.config import default_config
 
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 LATENCIES = range(1, 11)
 OCCUPANCIES = range(1, 33)
 CHUNKS = (16, 32, 64, 128, 256)
@@ -43,7 +42,7 @@ def _setters(form: ChunkForm, config: Config) -> dict[str, Setter]:
     layer = form.recurrence.layer
     setters: dict[str, Setter] = {
         "chunk": lambda c, v: replace(c, chunk=_number("chunk", v, CHUNKS)),
-        "plan": lambda c, v: replace(c, plan=_word("plan", v, layer.schedule.plan)),
+        "plan": lambda c, v: replace(c, plan=_word("plan", v, PLANS)),
         "swap": lambda c, v: replace(c, swap=tuple(_word("swap", w, PRODUCTS) for w in v.split(",") if w != "none")),
     }
     for axis, _ in config.tile:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
-from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, mul
-from ssdgen.ir.plan import CHUNKS, Config, Dot, Let, Load, Parameter, Slot, StateKernel, Statement, Store, Workspace
+from ssdgen.ir.expr import ONE, Apply, Contract, Expr, Ref, mul
+from ssdgen.ir.plan import CHUNKS, Config, Dot, Let, Parameter, StateKernel, Statement, Store, Workspace
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.decays import decay_sums, decayed, grown, weight_tile
 from ssdgen.plan.walk import WalkBuilder, channels_of, entry_axes, entry_dtype, widen
@@ -20,7 +20,7 @@ def state_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKer
     initial = builder.declare(Parameter(f"{state.name}0", "initial", f"{state.name}0", state.axes, "f32"))
     swapped = "state" in config.swap
     carried = Ref(builder.names.of("state", f"{state.name}_tile"), channels[::-1] if swapped else channels)
-    before: list[Statement] = [_load(builder, initial, carried)]
+    before: list[Statement] = [builder.load_state(initial, carried)]
     step: list[Statement] = []
     builder.hoist = (layer.time, before)
     advance(builder, state, carried, before, step)
@@ -94,17 +94,6 @@ def _add_input(builder: WalkBuilder, state: Ref, total: Expr, carry: Expr, row: 
         return Let(state, Apply("add", (total, Contract(widen(column), carry, time))))
     weighted = row if carry == ONE else mul(widen(row), carry)
     return Dot(state, (weighted, column), time, total, builder.constant("state"))
-
-
-def _load(builder: WalkBuilder, array: str, target: Ref) -> Load:
-    """Load a state in the order its tile is kept in."""
-    axes = builder.parameters[array].axes
-    kept = builder.tile_axes(axes)
-    outer = tuple(a for a in axes if a not in kept)
-    slots: dict[str, Slot] = {s.axis: s for s in builder.slots(axes)}
-    ordered: Axes = axes if kept == target.axes else (*outer, *target.axes)
-    order = () if ordered == axes else tuple(axes.index(a) for a in ordered)
-    return Load(target, array, tuple(slots[a] for a in ordered), cast=True, order=order)
 
 
 def entry_workspace(form: ChunkForm, state: ChunkState) -> Workspace:

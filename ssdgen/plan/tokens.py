@@ -6,7 +6,7 @@ from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.expr import Apply, Ref, axes_of
 from ssdgen.ir.plan import Config, Cumsum, Let, Parameter, Slot, Statement, Store, TokenKernel, Workspace
 from ssdgen.plan.builder import KernelBuilder, Unsupported
-from ssdgen.plan.decays import scalar_axes, scalar_source, stored_weight
+from ssdgen.plan.decays import scalar_axes, scalar_name, scalar_source, stored_weight
 from ssdgen.plan.lower import clamp_log2, where
 
 ROLE = "chunk_cumsum"
@@ -15,7 +15,7 @@ ROLE = "chunk_cumsum"
 def stored_scalars(form: ChunkForm) -> tuple[str, ...]:
     """The names of the per-token scalars that go through memory, in the order they are stored."""
     layer = form.recurrence.layer
-    names = [w.name for w in form.weights if stored_weight(layer, w)]
+    names = [scalar_name(w) for w in form.weights if stored_weight(layer, w)]
     for decay in form.decays:
         if decay.kind == "token":
             names.append(f"{decay.name}_sum")
@@ -48,7 +48,7 @@ def token_kernel(form: ChunkForm, config: Config) -> TokenKernel | None:
             _check_axes(weight.name, axes_of(weight.value), batch, head)
             value = where(valid, builder.tile(body, weight.value))
             target = builder.name_value(body, f"{weight.name}_valid", value, axes=(time, head))
-            stores.append((weight.name, target))
+            stores.append((scalar_name(weight), target))
     for decay in form.decays:
         if decay.kind == "token":
             _check_axes(decay.name, axes_of(decay.log2), batch, head)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
 from ssdgen.ir.expr import Apply, Axes, Expr, Ref, axes_of, mul
-from ssdgen.ir.plan import CHUNKS, Config, Parameter, Slot, Statement
-from ssdgen.plan.builder import KernelBuilder
+from ssdgen.ir.plan import CHUNKS, Config, Load, Parameter, Slot, Statement
+from ssdgen.plan.builder import KernelBuilder, Unsupported
 from ssdgen.plan.lower import finite_on_padding, float32, inline, vanishes_on_padding, where
 
 
@@ -73,6 +73,13 @@ class WalkBuilder(KernelBuilder):
         position = Apply("add", (mul(Ref("chunk"), Ref("CHUNK")), Ref("token", (time,))))
         return Apply("lt", (position, Ref("length")))
 
+    def load_state(self, array: str, target: Ref) -> Load:
+        """Load the tile of a state in the order that it is carried in."""
+        axes = self.parameters[array].axes
+        ordered = (*(a for a in axes if a not in target.axes), *target.axes)
+        order = () if ordered == axes else tuple(axes.index(a) for a in ordered)
+        return Load(target, array, self.slots(ordered), order=order)
+
     def position_lines(self, heads: str) -> list[str]:
         """The assignments a block begins with: groups, the number of tokens, positions in a chunk and along axes."""
         lines = []
@@ -87,7 +94,9 @@ class WalkBuilder(KernelBuilder):
     def length_line(self) -> str:
         """The assignment of the number of tokens, read off the first per-token input."""
         time = self.layer.time
-        tokens = next(p for p in self.parameters.values() if p.role == "input" and time in p.axes)
+        tokens = next((p for p in self.parameters.values() if p.role == "input" and time in p.axes), None)
+        if tokens is None:
+            raise Unsupported("a state whose rows and columns are the same at every token")
         return f"length = {tokens.name}.shape[{tokens.axes.index(time)}]"
 
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import Plan
-from ssdgen.ir.schedule import Precision
+from ssdgen.ir.schedule import PRECISIONS
 from ssdgen.run.inputs import Case, Dtype, Memory, may_be_zero, takes
-
-PRECISIONS: tuple[Precision, ...] = ("bf16", "tf32", "tf32x3")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,24 @@ from typing import cast
 from ssdgen.diagnostics import Span
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import Dtype
-from ssdgen.ir.schedule import KERNELS, PRODUCTS, Choice, Layout, MmaChoice, PlanName, Precision, Product, Schedule
+from ssdgen.ir.schedule import (
+    KERNELS,
+    PLANS,
+    PRECISIONS,
+    PRODUCTS,
+    Choice,
+    Layout,
+    MmaChoice,
+    PlanName,
+    Precision,
+    Product,
+    Schedule,
+)
 from ssdgen.spec.declare import dtypes_of
 from ssdgen.spec.problems import closest, listing
 from ssdgen.spec.scope import Scope
 from ssdgen.spec.syntax import Knob, Number, Word
 
-PRECISIONS = ("bf16", "tf32", "tf32x3")
-PLANS = ("three_kernel", "segmented", "single_walk")
 CHUNKS = (16, 256)
 TILES = (32, 256)
 LATENCIES = (1, 10)

@@ -12,6 +12,7 @@ import torch
 
 from ssdgen.derive import chunk_form, recurrence
 from ssdgen.emit import emit
+from ssdgen.emit.package import package
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Gate
@@ -59,7 +60,7 @@ def subject(name: str) -> Subject:
     form = chunk_form(recurrence(read_layer(load_source(name))))
     plan = plan_of(form)
     source = emit(plan)
-    return Subject(plan, load(source.name, source.files))
+    return Subject(plan, load(source.name, package([source])))
 
 
 EXACT: dict[str, int | str] = {"scores": "tf32x3", "carried": "tf32x3", "intra": "tf32x3", "state": "tf32x3"}

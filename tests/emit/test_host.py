@@ -11,6 +11,7 @@ import torch
 from ssdgen.derive import chunk_form, recurrence
 from ssdgen.diagnostics import Source
 from ssdgen.emit import emit
+from ssdgen.emit.package import package
 from ssdgen.plan import plan
 from ssdgen.plan.settings import configure
 from ssdgen.run.cases import Trial
@@ -27,7 +28,7 @@ EXACT = {"scores": "tf32x3", "carried": "tf32x3", "intra": "tf32x3", "state": "t
 
 def module(text: str) -> ModuleType:
     emitted = emit(plan(chunk_form(recurrence(read_layer(Source("it.ssd", text))))))
-    return load(emitted.name, emitted.files)
+    return load(emitted.name, package([emitted]))
 
 
 @pytest.mark.parametrize("limit", [40_000, 9_000])
@@ -94,6 +95,7 @@ output  y[b t h p] : like v
         ("w[h n] : f32", "outer(v, exp(k)) / 2", "(w * k)"),
         ("r[b t h] : f32 > 0", "outer(v / r, k)", "(k / r)"),
         ("w[p] : f32", "2 * k + outer(w, k)", "k"),
+        ("w[b h] : f32 in (0, 1)", "w * outer(v, k)", "k"),
         ("w[h] : f32", "3 * v + w * outer(v, k)", "k"),
         ("w[h] : f32", "log(2 + index(h)) * outer(v, k) + w * outer(v, k)", "(k * index(n))"),
     ],
@@ -102,7 +104,7 @@ def test_operands_that_lack_an_axis(inputs: str, input: str, vector: str) -> Non
     """Every matrix product wants whole tiles: what varies along one axis alone is spread, and padding stays harmless."""
     layer = read_layer(Source("ones.ssd", ONES.format(inputs=inputs, input=input, vector=vector)))
     emitted = emit(plan(chunk_form(recurrence(layer))))
-    imported = load(emitted.name, emitted.files)
+    imported = load(emitted.name, package([emitted]))
     trial = Trial("ones", Case({"b": 1, "t": 75, "h": 3, "p": 35, "n": 40}), EXACT)
     checks = [c for gate in ("portable", "emulation") for c in run_trial(gate, emitted.plan, imported, trial)]
     assert not [str(c) for c in checks if not c.passed]
@@ -143,7 +145,7 @@ def test_every_number_of_segments_gives_the_same_result(segments: int) -> None:
     """How a sequence is cut changes nothing but rounding: the last chunk is short, 7 chunks do not divide by 2, 3 or 5."""
     form = chunk_form(recurrence(read_layer(load_source("mlstm"))))
     emitted = emit(plan(form, configure(form, {"plan": "segmented"})))
-    imported = load(emitted.name, emitted.files)
+    imported = load(emitted.name, package([emitted]))
     trial = Trial(
         "cut", Case({"b": 1, "t": 6 * 16 + 3, "h": 2, "p": 70, "n": 40}), {**EXACT, "chunk": 16, "segments": segments}
     )
@@ -171,7 +173,7 @@ def test_segments_fill_the_gpu(wanted: int, chunks: int, walks: int, expected: t
 def test_a_plan_that_keeps_states_in_registers_says_how_much_it_can() -> None:
     form = chunk_form(recurrence(read_layer(load_source("linear_attention"))))
     emitted = emit(plan(form, configure(form, {"plan": "single_walk"})))
-    imported = load(emitted.name, emitted.files)
+    imported = load(emitted.name, package([emitted]))
     x = torch.ones(1, 2, 1, 300)
     with emulated(imported), pytest.raises(ValueError, match=r"256 at most, got 300; use three_kernel"):
         imported.forward(x, x, x)
@@ -186,3 +188,38 @@ def test_the_portable_path_keeps_float32_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         cast = mamba2.forward(**inputs.keywords())
     assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+
+
+EACH_SEQUENCE = """\
+language 1
+layer each "A decay of each sequence and head that is the same at every token: a closed form, and no kernel that sums it"
+
+axes    b t h p n
+
+inputs
+  a[b h]                 : f32 in (0, 1)
+  v[b t h p], k[b t h n] : f32
+
+state   S[b h p n] : f32
+        S[t] = a * S[t-1] + outer(v, k)
+
+output  y[b t h p] : like v
+        y = S[t] . k
+"""
+
+
+def test_a_decay_of_each_sequence() -> None:
+    layer = read_layer(Source("each.ssd", EACH_SEQUENCE))
+    emitted = emit(plan(chunk_form(recurrence(layer))))
+    assert [k.name for k in emitted.plan.kernels] == ["fwd_pass_state", "compute_out"]
+    trial = Trial("each", Case({"b": 2, "t": 140, "h": 2, "p": 8, "n": 8}), EXACT)
+    imported = load(emitted.name, package([emitted]))
+    checks = [c for gate in ("portable", "emulation") for c in run_trial(gate, emitted.plan, imported, trial)]
+    assert not [str(c) for c in checks if not c.passed]
+
+
+def test_rows_and_columns_that_no_token_changes_are_refused() -> None:
+    """A kernel reads the length of a sequence off what it loads of each token."""
+    text = ONES.format(inputs="g[b t h], w[p], u[n] : f32", input="g * outer(w, u)", vector="k")
+    planned = plan(chunk_form(recurrence(read_layer(Source("ones.ssd", text)))))
+    assert planned.refused == "a state whose rows and columns are the same at every token"

@@ -10,7 +10,9 @@ import pytest
 from ssdgen.derive import chunk_form, recurrence
 from ssdgen.diagnostics import Source
 from ssdgen.emit import emit
+from ssdgen.emit.package import package
 from ssdgen.plan import Unsupported, plan
+from ssdgen.plan.settings import configure
 from ssdgen.resources import resource_dir
 from ssdgen.run.cases import Trial
 from ssdgen.run.inputs import Case
@@ -97,7 +99,7 @@ def test_names_never_collide(names: dict[str, str], dtype: str) -> None:
     module = emit(plan(chunk_form(recurrence(layer))))
     sizes = {"batch": 1, "time": 70, "head": 2, "chunk": 33, "token": 40}
     trial = Trial("names", Case(sizes, dtype="bf16" if dtype == "bf16" else "f32"))
-    imported = load(module.name, module.files)
+    imported = load(module.name, package([module]))
     checks = []
     for gate in ("portable", "emulation"):
         checks += run_trial(gate, module.plan, imported, trial)
@@ -107,6 +109,38 @@ def test_names_never_collide(names: dict[str, str], dtype: str) -> None:
 STATE_NAMES = COLLIDING.replace("{gate}[batch", "S0[batch").replace("{gate}", "S0")
 
 
+DERIVED = """\
+language 1
+layer derived "A weight called like a buffer that is made from the name of a decay or a state"
+
+axes    b t h p n
+
+inputs
+  g[b t h], f[b t h]     : f32
+  v[b t h p], k[b t h n] : bf16 | f32
+
+let     {name} = g^2
+
+state   S[b h p n] : f32
+        S[t] = sigmoid(f) * S[t-1] + {name} * outer(v, k)
+
+output  y[b t h p] : like v
+        y = S[t] . k + S[t-1] . k
+"""
+
+
+@pytest.mark.parametrize("plan_name", ["three_kernel", "segmented"])
+@pytest.mark.parametrize("name", ["decay_sum", "decay_before", "S_entry", "S_part", "S_left", "S_final", "decay_sum_"])
+def test_a_weight_may_be_called_like_a_buffer(name: str, plan_name: str) -> None:
+    """Two buffers of one name would be one buffer, and the result silently wrong."""
+    form = chunk_form(recurrence(read_layer(Source("derived.ssd", DERIVED.format(name=name)))))
+    module = emit(plan(form, configure(form, {"plan": plan_name})))
+    trial = Trial("derived", Case({"b": 1, "t": 140, "h": 2, "p": 33, "n": 40}))
+    imported = load(module.name, package([module]))
+    checks = [c for g in ("portable", "emulation") for c in run_trial(g, module.plan, imported, trial)]
+    assert not [str(c) for c in checks if not c.passed]
+
+
 @pytest.mark.parametrize("other", ["_rt", "_portable", "S_final"])
 def test_an_input_may_be_called_like_an_initial_state(other: str) -> None:
     """The gate `S0` beside the state `S`: the caller's argument for the initial state gets an underscore."""
@@ -114,6 +148,8 @@ def test_an_input_may_be_called_like_an_initial_state(other: str) -> None:
     module = emit(plan(chunk_form(recurrence(read_layer(Source("names.ssd", text))))))
     trial = Trial("names", Case({"batch": 1, "time": 70, "head": 2, "chunk": 33, "token": 40}))
     checks = [
-        c for g in ("portable", "emulation") for c in run_trial(g, module.plan, load(module.name, module.files), trial)
+        c
+        for g in ("portable", "emulation")
+        for c in run_trial(g, module.plan, load(module.name, package([module])), trial)
     ]
     assert not [str(c) for c in checks if not c.passed]

@@ -15,6 +15,7 @@ import torch
 from ssdgen.derive import chunk_form, recurrence
 from ssdgen.diagnostics import Source
 from ssdgen.emit import ModuleSource, emit
+from ssdgen.emit.package import package
 from ssdgen.plan import plan
 from ssdgen.run.cases import Trial
 from ssdgen.run.inputs import Case
@@ -111,7 +112,7 @@ def test_construct_is_right(name: str, dtype: str) -> None:
     chunk = module.plan.config.chunk
     sizes = {"b": 1, "t": chunk + 9, "h": 4, "g": 2, "p": 40, "n": 72}
     trial = Trial(name, Case(sizes, dtype="bf16" if dtype == "bf16" else "f32", seed=11))
-    imported = load(module.name, module.files)
+    imported = load(module.name, package([module]))
     checks = [c for gate in ("portable", "emulation") for c in run_trial(gate, module.plan, imported, trial)]
     assert len(checks) == 4
     assert not [str(c) for c in checks if not c.passed]
@@ -121,7 +122,7 @@ def test_a_caller_passes_arrays_in_the_order_of_the_layout() -> None:
     """`layout x = b h t p` is the order of the dimensions of the array that is passed, and a rank in another order is not
     taken for it."""
     module = emitted("layout x = b h t p")
-    imported = load(module.name, module.files)
+    imported = load(module.name, package([module]))
     b, t, h, g, p, n = 1, 5, 2, 1, 8, 4
     x, dt = torch.randn(b, h, t, p), torch.randn(b, t, h)
     keys = torch.randn(2, b, t, g, n)

@@ -12,6 +12,7 @@ import pytest
 from ssdgen.derive import chunk_form, prove, recurrence
 from ssdgen.diagnostics import Source
 from ssdgen.emit import emit
+from ssdgen.emit.package import package
 from ssdgen.plan import plan as plan_of
 from ssdgen.run.gates import every_gate
 from ssdgen.run.load import load
@@ -110,7 +111,7 @@ def test_new_recurrence(name: str) -> None:
     plan = plan_of(form)
     assert not plan.refused
     source = emit(plan)
-    module = load(source.name, source.files)
+    module = load(source.name, package([source]))
     report = every_gate(prove(form), plan, module, ("proof", "portable", "emulation", "compile"))
     assert report.passed, str(report)
     assert not any(c.skipped for c in report.checks)

@@ -17,6 +17,7 @@ import torch
 from ssdgen.derive import chunk_form, recurrence
 from ssdgen.diagnostics import Source
 from ssdgen.emit import emit
+from ssdgen.emit.package import package
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Check, Report, to_json
@@ -38,7 +39,7 @@ def built(name: str) -> tuple[Plan, ModuleType]:
     """A spec's plan and its module, freshly emitted; of one without kernels, the portable path alone."""
     plan = plan_of(chunk_form(recurrence(LAYERS[name])))
     source = emit(plan, portable_only=name not in WITH_KERNELS)
-    return plan, load(source.name, source.files)
+    return plan, load(source.name, package([source]))
 
 
 # The gates, over the specs.
@@ -172,7 +173,7 @@ def test_a_wrong_kernel_fails(what: str) -> None:
     at = source.text.index("def forward(")
     kernels, count = re.subn(*MUTATIONS[what], source.text[:at])
     assert count, "the kernels no longer read like this: change the mutation"
-    module = load(source.name, {**source.files, "mamba2.py": kernels + source.text[at:]})
+    module = load(source.name, {**package([source]), "mamba2.py": kernels + source.text[at:]})
     exact = {k.name: "tf32x3" for k in plan.knobs if k.kind == "precision"}
     params = {"dt_min": 0.005, "dt_max": 0.05}
     trial = Trial("t", Case(sizes_for(LAYERS["mamba2"], 133), params=params), exact)
@@ -365,7 +366,7 @@ output  y[b t h] : f32
 def test_a_failure_says_if_the_equations_magnify_rounding() -> None:
     """An author can tell an ill-conditioned output from a wrong kernel: the check still fails, and its note says why."""
     planned = plan_of(chunk_form(recurrence(read_layer(Source("cancelling.ssd", CANCELLING)))))
-    module = load("cancelling", emit(planned).files)
+    module = load("cancelling", package([emit(planned)]))
     failed = [c for c in verify(planned, module, ["emulation"]).checks if not c.passed]
     assert failed
     assert all("ill-conditioned: a relative change of the inputs changes this" in c.note for c in failed)

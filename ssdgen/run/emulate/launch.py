@@ -12,6 +12,7 @@ from typing import Any
 import cuda.tile as ct
 import torch
 
+from ssdgen.run.checks import one_thread
 from ssdgen.run.emulate import products, shapes  # noqa: F401  (they register the answers of device functions)
 from ssdgen.run.emulate.array import Array
 from ssdgen.run.emulate.block import Grid
@@ -53,7 +54,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any]) -> None:
         tracks: dict[tuple[int, int], Track] = {}
         bound = _Binder(kernel, running, tracks).bind(args)
         blocks = running
-        with running.as_current(), _one_thread():
+        with running.as_current(), one_thread():
             for number in range(math.prod(running.shape)):
                 running.enter(number)
                 body(*bound)
@@ -64,17 +65,6 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any]) -> None:
     recorder = _RECORDER.get()
     if recorder is not None:
         recorder.note(body.__name__, tracks)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep torch on one thread: handing tiles of this size to several costs 50 times their product."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _grid_shape(grid: tuple[int, ...]) -> tuple[int, int, int]:
