@@ -86,10 +86,11 @@ def forward(
     from ssdgen.run.bench.shapes import SHAPES
 
     shapes, subject = _shapes(shape, SHAPES), _subject(peers, PLANS)
+    file, save = _winners(winners, search_peers), _saver(out)
     with progress("bench forward") as step:
         document = measured(
-            subject, shapes, CudaMeter(), environment(_command()), _effort(rounds, seconds, workers),
-            _winners(winners, search_peers), again=search_peers, progress=step, save=_saver(out),
+            subject, shapes, CudaMeter(), environment(_command()), _effort(rounds, seconds, workers), file,
+            again=search_peers, progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)
 
@@ -116,10 +117,11 @@ def ablation(
     shapes, best = _shapes(shape, ABLATED), settings(config) or PLANS["segmented"]
     need_gpu()
     form, _ = pipeline.derive("mamba2")
+    save = _saver(out)
     with progress("bench ablation") as step:
         document = measured(
             form, lambda shape: best, shapes, CudaMeter(), environment(_command()), _effort(rounds, seconds, workers),
-            read_conflicts, progress=step, save=_saver(out),
+            read_conflicts, progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)
 
@@ -142,10 +144,11 @@ def growth(
     from ssdgen.run.bench.rows import DEFAULT
 
     subject = _subject(peers, {DEFAULT: {}})
+    save = _saver(out)
     with progress("bench growth") as step:
         document = measured(
             subject, CudaMeter(), environment(_command()), _effort(rounds, seconds, workers), winners,
-            progress=step, save=_saver(out),
+            progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)
 

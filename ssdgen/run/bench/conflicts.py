@@ -50,7 +50,7 @@ def run(command: Sequence[str], seconds: float) -> tuple[int, str]:
 def read_conflicts(
     shapes: Sequence[Shape],
     folders: Mapping[str, Sequence[str]],
-    seconds: float = 60.0,
+    seconds: float = 40.0,
     runner: Runner = run,
     tool: str | None = None,
 ) -> Conflicts:

@@ -67,13 +67,17 @@ def compiled_alike(shape: Shape) -> tuple[object, ...]:
 
 
 def peer_jobs(shapes: Iterable[Shape], variants: Iterable[tuple[str, str]], parts: int = 1) -> list[Job]:
-    """A job for each variant of a peer, once for shapes that are compiled alike; TileGym's candidates in `parts`."""
+    """A job for each variant of a peer, once for shapes that are compiled alike; TileGym's candidates in `parts`.
+
+    With one part TileGym is called at every shape: each has a winner of its own.
+    """
     jobs: dict[tuple[object, ...], Job] = {}
     for peer, variant in variants:
         for shape in shapes:
             for i in range(parts if peer == TILEGYM else 1):
                 part = (i, parts) if parts > 1 and peer == TILEGYM else None
-                jobs.setdefault((peer, variant, i, compiled_alike(shape)), Job(peer, variant, str(shape), part=part))
+                alike = (str(shape),) if peer == TILEGYM and parts == 1 else compiled_alike(shape)
+                jobs.setdefault((peer, variant, i, alike), Job(peer, variant, str(shape), part=part))
     return list(jobs.values())
 
 
