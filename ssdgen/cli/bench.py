@@ -42,7 +42,8 @@ Out = Annotated[
     typer.Option("-o", "--out", metavar="DIR", parser=folder, help="Write JSON, tables and pictures there."),
 ]
 Peers = Annotated[
-    str, typer.Option(metavar="NAMES", help="TileGym, mamba_ssm, fla, or one variant (`TileGym chunk 64`), by commas.")
+    str,
+    typer.Option(metavar="NAMES", help="TileGym, mamba_ssm, fla, a variant (`TileGym chunk 64`), by commas; or none."),
 ]
 Rounds = Annotated[int, typer.Option(min=5, help="Replays of every graph, in turn.")]
 Seconds = Annotated[float, typer.Option(min=1, help="No shape is begun after this.")]

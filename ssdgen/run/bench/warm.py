@@ -10,6 +10,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import IO
 from ssdgen.run.bench.rows import OURS
 from ssdgen.run.bench.searches import TILEGYM
 from ssdgen.run.bench.shapes import Shape, read_shape
+from ssdgen.run.bench.tile_cache import VARIABLE, cache_dir, copies, merge
 
 START = "import sys; sys.path[:] = sys.argv[1:]; from ssdgen.run.bench.warm import work; work()"
 BYTES_AT_MOST = 512 << 20
@@ -106,6 +108,26 @@ def warm(
 
     A job that ends its process costs only itself. `command` starts a worker (with `sys.path` as its arguments).
     """
+    count = min(workers, len(jobs))
+    with tempfile.TemporaryDirectory(prefix="ssdgen-warm-") as folder:
+        cache = cache_dir()
+        caches = [] if cache is None else copies(cache, Path(folder), count)
+        try:
+            return _served(jobs, setting, [*map(str, caches)] or [""] * count, seconds, on_done, command)
+        finally:
+            if cache is not None:
+                merge(caches, cache)
+
+
+def _served(
+    jobs: Sequence[Job],
+    setting: Setting,
+    caches: Sequence[str],
+    seconds: float,
+    on_done: Callable[[int, str], None],
+    command: Sequence[str],
+) -> list[str]:
+    """`warm` by a worker for each of `caches`."""
     todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
         todo.put(job)
@@ -115,13 +137,13 @@ def warm(
     alive: list[subprocess.Popen[str]] = []
     end = time.monotonic() + seconds
 
-    def serve() -> None:
+    def serve(cache: str) -> None:
         process: subprocess.Popen[str] | None = None
         while time.monotonic() < end:
             with suppress(queue.Empty):
                 job = todo.get_nowait()
                 if process is None or process.poll() is not None:
-                    process = _started(command)
+                    process = _started(command, cache)
                     with lock:
                         alive.append(process)
                 answer = _asked(process, job, setting)
@@ -133,7 +155,7 @@ def warm(
                 continue
             return
 
-    threads = [threading.Thread(target=serve, daemon=True) for _ in range(min(workers, len(jobs)))]
+    threads = [threading.Thread(target=serve, args=(cache,), daemon=True) for cache in caches]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -149,13 +171,14 @@ def warm(
     return problems
 
 
-def _started(command: Sequence[str]) -> subprocess.Popen[str]:
+def _started(command: Sequence[str], cache: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*command, *sys.path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        env={**os.environ, VARIABLE: cache} if cache else None,
         start_new_session=True,
     )
 

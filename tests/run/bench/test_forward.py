@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssdgen.run.bench import conflicts, warm
 from ssdgen.run.bench.forward import Effort, Subject, forward, subject
 from ssdgen.run.bench.measure import rounds
-from ssdgen.run.bench.others import CHOICES, Variant
+from ssdgen.run.bench.others import CHOICES, Variant, gla_inputs
 from ssdgen.run.bench.ours import distinct_bytes, launched_bytes
 from ssdgen.run.bench.rows import DEFAULT, OURS, Document
 from ssdgen.run.bench.shapes import Shape
 from ssdgen.run.bench.truth import case_of, input_sets
 from ssdgen.run.bench.winners import read_winners
-from ssdgen.run.inputs import draw
+from ssdgen.run.checks import relative_error
+from ssdgen.run.inputs import Inputs, draw
+from tests.run.bench import standins
 from tests.run.bench.fakes import Clock, FakeMeter
 from tests.run.bench.made import ENVIRONMENT
 from tests.run.bench.standins import install
@@ -158,3 +162,46 @@ def test_the_plans_traffic_is_that_of_its_launches(ours: Subject) -> None:
     assert SHAPE.compulsory_bytes < traffic < 20 * SHAPE.compulsory_bytes
     assert distinct_bytes(torch.zeros(4, 1).expand(4, 100)) == 16
     assert distinct_bytes(torch.zeros(())) == 4
+
+
+def test_what_fla_is_given_is_the_same_recurrence(ours: Subject) -> None:
+    """With D = 0, Mamba-2 of the inputs is gated linear attention of what is made of them, but for rounding x dt."""
+    layer = ours.mamba2.recurrence.layer
+    tensors = dict(draw(layer, case_of(layer, SHAPE, 0)).tensors)
+    y, S = standins.truth("mamba2", {**tensors, "D": torch.zeros_like(tensors["D"])})
+    q, k, v, g = gla_inputs(Inputs(tensors, {}, {}))
+    y_gla, S_gla = standins.truth("simple_gla", {"q": q, "k": k, "v": v, "g": g})
+    assert relative_error(y_gla * math.sqrt(SHAPE.n), y) < 3e-3
+    assert relative_error(S_gla, S) < 3e-3
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Calls that only a GPU takes do nothing but say that they were made; inputs are drawn on the CPU."""
+    said: list[str] = []
+    monkeypatch.setattr("ssdgen.run.inputs.draw", lambda layer, case, *devices: draw(layer, case))
+    for name in ("synchronize", "empty_cache", "profiler.start", "profiler.stop"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda name=name: said.append(name))
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, device=None, **named: zeros(*size, **named))
+    return said
+
+
+def test_a_worker_calls_what_a_run_will(
+    ours: Subject, on_the_cpu: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ours as it was emitted, a peer with its part of the candidates."""
+    made = install(monkeypatch, "TileGym")
+    setting = ours.setting(tmp_path / "w.json", "NVIDIA H200", True)
+    warm._do(warm.Job(OURS, ours.folders[DEFAULT], str(SHAPE)), setting)
+    warm._do(warm.Job(OURS, ours.folders["three_kernel"], str(SHAPE), tuned=False), setting)
+    warm._do(warm.Job("TileGym", "chunk 64", str(SHAPE), part=(0, 2)), setting)
+    assert made.searched == [1]
+    assert on_the_cpu.count("synchronize") == 3
+    with pytest.raises(ImportError):
+        warm._do(warm.Job("fla", "simple_gla", str(SHAPE)), setting)
+
+
+def test_the_profiler_looks_at_one_call_each(ours: Subject, on_the_cpu: list[str]) -> None:
+    conflicts.calls(json.dumps([[str(SHAPE), folder] for folder in ours.folders.values()]))
+    assert [s for s in on_the_cpu if s.startswith("profiler")] == ["profiler.start", "profiler.stop"] * 2

@@ -6,9 +6,14 @@ import io
 import json
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from cutile_cache._cache import cache_lookup, cache_store
 
 from ssdgen.run.bench.rows import OURS
 from ssdgen.run.bench.shapes import SHAPES, Shape
+from ssdgen.run.bench.tile_cache import merge
 from ssdgen.run.bench.warm import BYTES_AT_MOST, Job, Setting, our_jobs, peer_jobs, short, warm, work
 
 SETTING = Setting({}, "", "gpu", again=False)
@@ -64,6 +69,39 @@ def test_a_worker_answers_each_job() -> None:
     work(requests, answers, do)
     lines = [line for line in answers.getvalue().splitlines() if line]
     assert lines == ["ANSWER ", "ANSWER RuntimeError: no kernel"]
+
+
+FILLER = """
+import json, os, sys
+from cutile_cache._cache import cache_store, cache_lookup
+folder = os.environ["CUDA_TILE_CACHE_DIR"]
+for line in sys.stdin:
+    name = json.loads(line)["job"]["name"]
+    assert cache_lookup(folder, "known") == b"old"
+    cache_store(folder, name, name.encode())
+    print("ANSWER ", flush=True)
+"""
+
+
+def test_what_workers_compile_is_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuda.tile deletes a cache that many write at once: each worker has a copy of it, and starts with what was known."""
+    monkeypatch.setenv("CUDA_TILE_CACHE_DIR", str(tmp_path))
+    cache_store(str(tmp_path), "known", b"old")
+    jobs = [Job(OURS, f"kernel {i}", "1,1,1,1,1,1") for i in range(8)]
+    problems = warm(jobs, SETTING, 3, 20.0, lambda i, what: None, (sys.executable, "-c", FILLER))
+    assert problems == []
+    found = {job.name: cache_lookup(str(tmp_path), job.name) for job in jobs}
+    assert found == {job.name: job.name.encode() for job in jobs}
+    assert cache_lookup(str(tmp_path), "known") == b"old"
+
+
+def test_a_first_cache_is_made_and_a_broken_one_left_out(tmp_path: Path) -> None:
+    a, b, into = (tmp_path / name for name in ("a", "b", "into"))
+    cache_store(str(a), "x", b"1")
+    b.mkdir()
+    (b / "cache.db").write_text("no database, and long enough to be taken for one: " + "x" * 200)
+    merge([a, b, tmp_path / "none"], into)
+    assert cache_lookup(str(into), "x") == b"1"
 
 
 def test_peers_compile_once_for_shapes_of_a_class() -> None:
