@@ -60,7 +60,8 @@ def _table(*columns: str, words: int, caption: str = "") -> Table:
     """The first `words` columns are text, the rest numbers."""
     table = Table(box=None, pad_edge=False, caption=caption or None, caption_justify="left", caption_style="dim")
     for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i < words else "right", no_wrap=name != "note", overflow="fold")
+        left = i < words or "note" in name or name == "errors"
+        table.add_column(name, justify="left" if left else "right", no_wrap="note" not in name, overflow="fold")
     return table
 
 
