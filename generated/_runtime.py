@@ -30,6 +30,9 @@ PRODUCTS = ("scores", "carried", "intra", "state")
 LIMIT = 2**31 - 1
 """Kernels index with int32: no array, nor the reach of its strides, may have more elements."""
 
+SEQUENCE = "<sequence>"
+"""The axis that states have instead of the batch where `cu_seqlens` cuts a row into sequences."""
+
 _LAUNCHER: ContextVar[Launcher | None] = ContextVar("ssdgen_launcher", default=None)
 
 
@@ -66,7 +69,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Layer:
-    """The interface of a layer: its name for messages, inputs, scalars, groups {axis: shared by} and states {name: axes}."""
+    """The interface of a layer: its name for messages, inputs, scalars, groups {axis: shared by}, values {name: axes}."""
 
     name: str
     batch: str
@@ -76,6 +79,7 @@ class Layer:
     scalars: tuple[Scalar, ...]
     groups: Mapping[str, str]
     states: Mapping[str, Axes]
+    outputs: Mapping[str, Axes]
 
 
 @contextmanager
@@ -118,10 +122,16 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def check(
-    layer: Layer, values: Mapping[str, Any], states: Mapping[str, Any], scalars: Mapping[str, float]
+    layer: Layer,
+    values: Mapping[str, Any],
+    states: Mapping[str, Any],
+    scalars: Mapping[str, float],
+    entries: int | None = None,
+    mask: Tensor | None = None,
 ) -> dict[str, int]:
     """Check every input, initial state and scalar of a call; the size of every axis.
 
+    States have `entries`, counted as axis SEQUENCE, instead of the batch; the range of what `mask` [batch time] hides is free.
     Raises TypeError for a missing input, what is no tensor, or a dtype; ValueError for a rank, size, device or range.
     """
     sizes: dict[str, tuple[int, str]] = {}
@@ -135,7 +145,9 @@ def check(
         axes = _check_tensor(layer.name, spec.name, value, (spec.axes, *spec.narrower), first)
         _check_dtype(layer.name, spec, value, values)
         _check_sizes(layer.name, spec.name, axes, value, sizes)
-        _check_range(layer.name, spec, value)
+        _check_range(layer, spec, value, mask)
+    if entries is not None:
+        sizes[SEQUENCE] = entries, "cu_seqlens"
     for name, axes in layer.states.items():
         value = states[name]
         if value is not None:
@@ -143,7 +155,8 @@ def check(
             wide = (F32,) if runs_kernels(value) else (F32, F64)
             if value.dtype not in wide:
                 raise TypeError(f"{layer.name}: `{name}0` must be {_names(wide)}, got {_names((value.dtype,))}")
-            _check_sizes(layer.name, f"{name}0", axes, value, sizes)
+            counted = axes if entries is None else tuple(SEQUENCE if a == layer.batch else a for a in axes)
+            _check_sizes(layer.name, f"{name}0", counted, value, sizes)
     lengths = {axis: size for axis, (size, _) in sizes.items()}
     for group, shared in layer.groups.items():
         if group in lengths and (lengths[group] < 1 or lengths[shared] % lengths[group]):
@@ -194,14 +207,17 @@ def _check_sizes(layer: str, name: str, axes: Axes, value: Tensor, sizes: dict[s
             )
 
 
-def _check_range(layer: str, spec: Input, value: Tensor) -> None:
+def _check_range(layer: Layer, spec: Input, value: Tensor, mask: Tensor | None) -> None:
     """Declared ranges are checked on the CPU; on a GPU, where it costs a synchronisation, if SSDGEN_DEBUG is set."""
-    if (spec.low, spec.high) == (-math.inf, math.inf) or not value.numel():
+    if (spec.low, spec.high) == (-math.inf, math.inf):
         return
     if value.is_cuda and not os.environ.get("SSDGEN_DEBUG"):
         return
-    low, high = (float(v) for v in torch.aminmax(value.detach()))
-    _in_range(layer, spec.name, spec, low, high)
+    if mask is not None and layer.batch in spec.axes and layer.time in spec.axes:
+        value = value.movedim((spec.axes.index(layer.batch), spec.axes.index(layer.time)), (0, 1))[mask]
+    if value.numel():
+        low, high = (float(v) for v in torch.aminmax(value.detach()))
+        _in_range(layer.name, spec.name, spec, low, high)
 
 
 def _check_scalar(layer: str, spec: Scalar, value: float) -> None:
@@ -323,11 +339,6 @@ def _multiprocessors(device: int) -> int:
 def part(x: Tensor | None, *index: slice) -> Tensor | None:
     """The piece of an optional tensor."""
     return None if x is None else x[index]
-
-
-def zeros(axes: Axes, size: Mapping[str, int], like: Tensor) -> Tensor:
-    """A zero state: float32, or float64 where `like` is."""
-    return torch.zeros([size[a] for a in axes], dtype=F64 if like.dtype == F64 else F32, device=like.device)
 
 
 ConfigType = TypeVar("ConfigType")

@@ -30,6 +30,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
+from . import _packed
 from . import _runtime as _rt
 from ._tiles import clamp, dot, load, silu, softplus, store
 
@@ -53,6 +54,7 @@ LAYER = _rt.Layer(
     scalars=(_rt.Scalar("dt_min", low=0.0), _rt.Scalar("dt_max", low=0.0)),
     groups={"g": "h"},
     states={"S": ("b", "h", "p", "n")},
+    outputs={"y": ("b", "t", "h", "p")},
 )
 
 
@@ -283,7 +285,8 @@ def forward(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
     *,
     D: Tensor | None = None, dt_bias: Tensor | None = None, z: Tensor | None = None, dt_min: float = 0.0,
-    dt_max: float = math.inf, S0: Tensor | None = None, config: Config | None = None,
+    dt_max: float = math.inf, S0: Tensor | None = None, cu_seqlens: Tensor | None = None, seq_idx: Tensor | None = None,
+    mask: Tensor | None = None, config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mamba-2 state space duality (Dao and Gu 2024, arXiv 2405.21060).
 
@@ -300,26 +303,33 @@ def forward(
     dt_min: a number in [0, inf]
     dt_max: a number in [0, inf]
     S0: [b h p n], float32: the state before the first token, zero if absent
+    cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; each
+    has its own initial and final state
+    seq_idx: [b t], int32 or int64: a sequence begins wherever it changes
+    mask: [b t], bool: tokens where it is false leave states as they are, and their outputs are 0
 
     On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
     missing input, a dtype, rank, size, device or range.
     """
-    size = _rt.check(
+    size, sequences = _packed.check(
         LAYER,
         {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "dt_bias": dt_bias, "z": z},
         {"S": S0},
         {"dt_min": dt_min, "dt_max": dt_max},
+        (cu_seqlens, seq_idx, mask),
     )
     D = _rt.expand(LAYER.inputs[5], D, size, x)
     dt_bias = _rt.expand(LAYER.inputs[6], dt_bias, size, x)
     if S0 is None:
-        S0 = _rt.zeros(LAYER.states["S"], size, x)
+        S0 = _packed.zeros(LAYER, "S", size, x)
     config = _rt.chosen(LAYER, config, CONFIGS, x.dtype)
     if not _rt.runs_kernels(x):
-        return _portable(
-            x, dt, A, B, C, D, dt_bias, z, _rt.scalar(dt_min, x), _rt.scalar(dt_max, x), S0, size, config.chunk
+        return _packed.each(
+            LAYER, _portable, sequences, (x, dt, A, B, C, D, dt_bias, z),
+            (_rt.scalar(dt_min, x), _rt.scalar(dt_max, x)), (S0,), size, config.chunk,
         )
 
+    _packed.refuse(LAYER, sequences)
     tensors = (x, dt, A, B, C, D, dt_bias, z, S0)
     _rt.check_kernels(LAYER.name, tensors)
     y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=x.dtype, device=x.device)

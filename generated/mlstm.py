@@ -34,6 +34,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
+from . import _packed
 from . import _runtime as _rt
 from ._tiles import clamp, dot, load, log_sigmoid, sigmoid, store
 
@@ -54,6 +55,7 @@ LAYER = _rt.Layer(
     scalars=(),
     groups={},
     states={"C": ("b", "h", "p", "n"), "N": ("b", "h", "n")},
+    outputs={"y": ("b", "t", "h", "p")},
 )
 
 
@@ -248,7 +250,8 @@ def compute_out(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
     *,
-    C0: Tensor | None = None, N0: Tensor | None = None, config: Config | None = None,
+    C0: Tensor | None = None, N0: Tensor | None = None, cu_seqlens: Tensor | None = None, seq_idx: Tensor | None = None,
+    mask: Tensor | None = None, config: Config | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """mLSTM with sigmoid gates (Beck et al. 2024, arXiv 2405.04517; Beck et al. 2025, arXiv 2503.14376).
 
@@ -261,24 +264,30 @@ def forward(
     f: [b t h], float32 or bfloat16 or float16
     C0: [b h p n], float32: the state before the first token, zero if absent
     N0: [b h n], float32: the state before the first token, zero if absent
+    cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; each
+    has its own initial and final state
+    seq_idx: [b t], int32 or int64: a sequence begins wherever it changes
+    mask: [b t], bool: tokens where it is false leave states as they are, and their outputs are 0
 
     On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
     missing input, a dtype, rank, size, device or range.
     """
-    size = _rt.check(
+    size, sequences = _packed.check(
         LAYER,
         {"q": q, "k": k, "v": v, "i": i, "f": f},
         {"C": C0, "N": N0},
         {},
+        (cu_seqlens, seq_idx, mask),
     )
     if C0 is None:
-        C0 = _rt.zeros(LAYER.states["C"], size, v)
+        C0 = _packed.zeros(LAYER, "C", size, v)
     if N0 is None:
-        N0 = _rt.zeros(LAYER.states["N"], size, v)
+        N0 = _packed.zeros(LAYER, "N", size, v)
     config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
     if not _rt.runs_kernels(v):
-        return _portable(q, k, v, i, f, C0, N0, size, config.chunk)
+        return _packed.each(LAYER, _portable, sequences, (q, k, v, i, f), (), (C0, N0), size, config.chunk)
 
+    _packed.refuse(LAYER, sequences)
     tensors = (q, k, v, i, f, C0, N0)
     _rt.check_kernels(LAYER.name, tensors)
     y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=v.dtype, device=v.device)

@@ -30,6 +30,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
+from . import _packed
 from . import _runtime as _rt
 from ._tiles import clamp, dot, load, log1p, store
 
@@ -48,6 +49,7 @@ LAYER = _rt.Layer(
     scalars=(),
     groups={},
     states={"S": ("b", "h", "p", "n")},
+    outputs={"y": ("b", "t", "h", "p")},
 )
 
 
@@ -175,7 +177,8 @@ def compute_out(
 def forward(
     q: Tensor, k: Tensor, v: Tensor,
     *,
-    S0: Tensor | None = None, config: Config | None = None,
+    S0: Tensor | None = None, cu_seqlens: Tensor | None = None, seq_idx: Tensor | None = None,
+    mask: Tensor | None = None, config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Retention with a constant decay a head (Sun et al. 2023, arXiv 2307.08621).
 
@@ -185,22 +188,28 @@ def forward(
     k: [b t h n], the dtype of v
     v: [b t h p], bfloat16 or float16 or float32
     S0: [b h p n], float32: the state before the first token, zero if absent
+    cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; each
+    has its own initial and final state
+    seq_idx: [b t], int32 or int64: a sequence begins wherever it changes
+    mask: [b t], bool: tokens where it is false leave states as they are, and their outputs are 0
 
     On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
     missing input, a dtype, rank, size, device or range.
     """
-    size = _rt.check(
+    size, sequences = _packed.check(
         LAYER,
         {"q": q, "k": k, "v": v},
         {"S": S0},
         {},
+        (cu_seqlens, seq_idx, mask),
     )
     if S0 is None:
-        S0 = _rt.zeros(LAYER.states["S"], size, v)
+        S0 = _packed.zeros(LAYER, "S", size, v)
     config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
     if not _rt.runs_kernels(v):
-        return _portable(q, k, v, S0, size, config.chunk)
+        return _packed.each(LAYER, _portable, sequences, (q, k, v), (), (S0,), size, config.chunk)
 
+    _packed.refuse(LAYER, sequences)
     tensors = (q, k, v, S0)
     _rt.check_kernels(LAYER.name, tensors)
     y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=v.dtype, device=v.device)

@@ -16,6 +16,9 @@ from ssdgen.ir.plan import Kernel, Parameter, Plan, PortableInput, PortableOutpu
 from ssdgen.ir.schedule import PRODUCTS
 from ssdgen.plan.names import host_scope
 
+PACKINGS = ("cu_seqlens", "seq_idx", "mask")
+"""The arguments of `forward` that cut its tokens into sequences."""
+
 DTYPES = {"bf16": "torch.bfloat16", "f16": "torch.float16", "f32": "torch.float32"}
 
 
@@ -136,6 +139,7 @@ class Host:
         args = [f"{self.host(t.name)}: Tensor | None = None" for t in layer.inputs if not t.required]
         args += [f"{self.host(p.name)}: float = {number(p.default)}" for p in layer.params]
         args += [f"{self.initial(s.name)}: Tensor | None = None" for s in layer.states]
+        args += [f"{name}: Tensor | None = None" for name in PACKINGS]
         return [*args, "config: Config | None = None"]
 
     def _portable_arguments(self) -> list[str]:
@@ -154,9 +158,10 @@ class Host:
 
     def _portable_call(self, initials: list[str]) -> list[str]:
         layer, leader = self._layer, self.host(self._plan.leader)
-        args = [self.host(t.name) for t in layer.inputs]
-        args += [f"_rt.scalar({self.host(p.name)}, {leader})" for p in layer.params]
-        return [*args, *initials, "size", "config.chunk"]
+        inputs = [self.host(t.name) for t in layer.inputs]
+        scalars = [f"_rt.scalar({self.host(p.name)}, {leader})" for p in layer.params]
+        groups = [_tuple(items) for items in (inputs, scalars, initials)]
+        return ["LAYER", "_portable", "sequences", *groups, "size", "config.chunk"]
 
     def _piece_call(self) -> list[str]:
         """The arguments of one launch of the plan: every array cut to rows of the batch and tokens."""
@@ -300,6 +305,13 @@ class Host:
         for s in layer.states:
             text = "the state before the first token, zero if absent"
             lines.append(f"{self.initial(s.name)}: [{' '.join(s.axes)}], float32: {text}")
+        plane = f"[{layer.batch} {layer.time}]"
+        lines += [
+            "cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; each has"
+            " its own initial and final state",
+            f"seq_idx: {plane}, int32 or int64: a sequence begins wherever it changes",
+            f"mask: {plane}, bool: tokens where it is false leave states as they are, and their outputs are 0",
+        ]
         lines += [
             "",
             "On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a"
@@ -326,6 +338,10 @@ def _state(state: State) -> str:
 
 def _shape(axes: Axes, size: str) -> str:
     items = [f"{size}[{_quote(a)}]" for a in axes]
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def _tuple(items: list[str]) -> str:
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 

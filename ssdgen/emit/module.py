@@ -24,7 +24,7 @@ from ssdgen.ir.plan import KEY, Kernel, Knob, OutputKernel, Parameter, Plan, Sta
 from ssdgen.plan import Unsupported
 from ssdgen.resources import resource_dir
 
-SUPPORT = ("_runtime.py", "_tiles.py")
+SUPPORT = ("_packed.py", "_runtime.py", "_tiles.py")
 """Files that stand beside emitted modules, copied as they are."""
 
 TEMPLATES: dict[type[Kernel], str] = {
@@ -112,6 +112,7 @@ def _environment(plan: Plan) -> jinja2.Environment:
         "strings": lambda axes: "(" + ", ".join(map(_string, axes)) + ("," if len(axes) == 1 else "") + ")",
         "number": number,
         "input_table": lambda t: _input_table(t, dict(plan.config.layouts).get(t.name, t.axes)),
+        "output_axes": lambda o: dict(plan.config.layouts).get(o.name, o.axes),
         "scalar_table": _scalar_table,
         "field": _field,
         "filled": lambda items, depth: "\n".join(filled(list(items), "    " * depth)),

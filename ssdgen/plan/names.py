@@ -31,6 +31,7 @@ RESERVED = frozenset(
         "SPEC_DIGEST",
         "Tensor",
         "_rt",
+        "_packed",
         "_portable",
         "_three_kernel",
         "_segmented",
@@ -90,6 +91,10 @@ def initial_key(state: str) -> str:
 HOST_LOCALS = frozenset(
     {
         "size",
+        "sequences",
+        "cu_seqlens",
+        "seq_idx",
+        "mask",
         "rows",
         "now",
         "first",
