@@ -34,10 +34,11 @@ INTEGERS = (torch.int32, torch.int64)
 class Sequences:
     """Sequences in the order of their tokens: sequence i is tokens `starts[i]` to `stops[i]` of row `rows[i]`.
 
-    The tensors are [count]. `origins` is where in the plane, flattened, the stretch of each begins, `numbers` are 0 to count - 1; `tokens` is the size of
-    the plane that is walked. With `own_states` a state has an entry a sequence, else an entry a row: it enters the row's
-    first sequence and leaves the last. With `gaps` tokens may belong to no sequence; their outputs are 0. `kept` [b k] are
-    the tokens of each row that a mask with holes leaves: what is walked is then what `gather` makes.
+    The tensors are int32 [count]: `origins` is where in the plane, flattened, the stretch of each begins, `numbers` are 0 to
+    count - 1; `tokens` is the size of the plane that is walked. With `own_states` a state has an entry a sequence, else an
+    entry a row: it enters the row's first sequence and leaves the last. With `gaps` tokens may belong to no sequence; their
+    outputs are 0. `whole` says that each row is one sequence, as if nothing had been given. `kept` [b k] are the tokens of
+    each row that a mask with holes leaves: what is walked is then what `gather` makes.
     """
 
     rows: Tensor
@@ -49,6 +50,7 @@ class Sequences:
     tokens: int
     own_states: bool = False
     gaps: bool = False
+    whole: bool = False
     kept: Tensor | None = None
 
 
@@ -172,37 +174,37 @@ def from_seq_idx(seq_idx: Tensor) -> Sequences:
     stops = torch.nn.functional.pad(origins, (0, 1), value=seq_idx.numel())[1:] - row * length
     starts = origins - row * length
     row, starts, stops, origins = (x.to(torch.int32) for x in (row, starts, stops, origins))
-    return Sequences(row, starts, stops, origins, _numbers(origins), len(origins), seq_idx.numel())
+    return Sequences(
+        row, starts, stops, origins, _numbers(origins), len(origins), seq_idx.numel(), whole=len(origins) == rows
+    )
 
 
-def from_mask(mask: Tensor) -> Sequences | None:
-    """A sequence a row, of the tokens where `mask` [b t] is true; None if that is all of them. Synchronises once.
+def from_mask(mask: Tensor) -> Sequences:
+    """A sequence a row, of the tokens where `mask` [b t] is true. Synchronises once.
 
     Where a row's tokens have holes between them, they are to be gathered.
     """
     rows, length = mask.shape
     if not mask.numel():
-        return None
+        return _whole(rows, length, mask.device)
     place = torch.arange(length, dtype=torch.int32, device=mask.device)
     counts = mask.sum(1, dtype=torch.int32)
     starts = torch.where(mask, place, length).amin(1).to(torch.int32)
     ends = torch.where(mask, place, -1).amax(1).to(torch.int32) + 1
     starts = torch.minimum(starts, ends)  # both 0 in a row without tokens
     holes, least, most = torch.stack(((ends - starts - counts).amax(), counts.amin(), counts.amax())).tolist()
-    if least == length:
-        return None
     if not holes:
-        whole = _whole(rows, length, mask.device)
-        return replace(whole, starts=starts, stops=ends, gaps=True)
+        gaps = least < length
+        return replace(_whole(rows, length, mask.device), starts=starts, stops=ends, gaps=gaps, whole=not gaps)
     kept = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)[:, :most]
-    return replace(_whole(rows, most, mask.device), stops=counts, gaps=True, kept=kept)
+    return replace(_whole(rows, most, mask.device), stops=counts, gaps=True, whole=False, kept=kept)
 
 
 def _whole(rows: int, length: int, device: torch.device) -> Sequences:
     """Every row is one sequence."""
     row = torch.arange(rows, dtype=torch.int32, device=device)
     starts = torch.zeros_like(row)
-    return Sequences(row, starts, starts + length, row * length, row, rows, rows * length)
+    return Sequences(row, starts, starts + length, row * length, row, rows, rows * length, whole=True)
 
 
 def chunk_table(sequences: Sequences, chunk: int) -> Tensor:
@@ -317,7 +319,7 @@ def scatter(layer: _rt.Layer, sequences: Sequences, output: str, value: Tensor, 
 
 def refuse(layer: _rt.Layer, sequences: Sequences | None) -> None:
     """Refuse packed sequences where kernels would compute them."""
-    if sequences is not None:
+    if sequences is not None and not sequences.whole:
         raise NotImplementedError(f"{layer.name}: there are no kernels for packed sequences yet; compute on the CPU")
 
 

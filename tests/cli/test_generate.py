@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Command
 
-SHARED = ["__init__.py", "_runtime.py", "_tiles.py"]
+SHARED = ["__init__.py", "_packed.py", "_runtime.py", "_tiles.py"]
 
 
 def test_writes_a_package_and_says_what(ssdgen: Command) -> None:
@@ -102,7 +102,7 @@ def test_an_empty_folder_name_is_not_the_current_folder(ssdgen: Command, command
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("name", ["__init__.py", "_runtime.py", "_tiles.py", "py.typed", "retnet.py"])
+@pytest.mark.parametrize("name", ["__init__.py", "_packed.py", "_runtime.py", "_tiles.py", "py.typed", "retnet.py"])
 def test_what_somebody_else_wrote_is_not_overwritten(ssdgen: Command, name: str) -> None:
     Path("out").mkdir()
     Path("out", name).write_text("# mine\n")

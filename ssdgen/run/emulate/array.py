@@ -17,7 +17,17 @@ from ssdgen.run.emulate.block import Grid, answers, here
 from ssdgen.run.emulate.dtypes import DType, cutile_dtype, implicit, is_boolean, is_float, is_integral, poison
 from ssdgen.run.emulate.errors import Fault
 from ssdgen.run.emulate.memory import Track, elements, overwrite, whole_storage
-from ssdgen.run.emulate.tile import Operand, Scalar, Tile, as_tile, rank_zero, require_axis, require_int, require_shape, tensor
+from ssdgen.run.emulate.tile import (
+    Operand,
+    Scalar,
+    Tile,
+    as_tile,
+    rank_zero,
+    require_axis,
+    require_int,
+    require_shape,
+    tensor,
+)
 
 
 class Array(ct.Array):  # type: ignore[misc]

@@ -13,7 +13,17 @@ from ssdgen.run.emulate.block import answers
 from ssdgen.run.emulate.dtypes import DType, check_range, convert, is_boolean, is_integral, torch_dtype
 from ssdgen.run.emulate.elementwise import arithmetic
 from ssdgen.run.emulate.errors import Fault
-from ssdgen.run.emulate.tile import Operand, Scalar, Tile, as_tile, rank_zero, require_axis, require_int, require_shape, tensor
+from ssdgen.run.emulate.tile import (
+    Operand,
+    Scalar,
+    Tile,
+    as_tile,
+    rank_zero,
+    require_axis,
+    require_int,
+    require_shape,
+    tensor,
+)
 
 
 def _require_dtype(dtype: Any, what: str) -> DType:
