@@ -221,8 +221,8 @@ def chunk_table(sequences: Sequences, chunk: int) -> Tensor:
 
 
 def segment_table(sequences: Sequences, chunk: int, per_segment: int) -> Tensor:
-    """The segments of all sequences, of `per_segment` chunks each, int32 [places, 8]: sequence, row, first token, stop token,
-    place of the sequence's first chunk in `chunk_table`, index of the segment in its sequence, 1 if it is the last, and 0.
+    """The segments of all sequences, of `per_segment` chunks each, int32 [places, 8]: sequence, row, the sequence's first and
+    stop token, place of its first chunk in `chunk_table`, index of the segment in it, 1 if that is the last, and 0.
 
     Segment i of a sequence is i places behind its first; a sequence without tokens has one segment. At a place without a
     segment the sequence is -1; where there are no tokens, first and stop token are 0.
@@ -235,11 +235,9 @@ def segment_table(sequences: Sequences, chunk: int, per_segment: int) -> Tensor:
     table = torch.stack((s.numbers, s.rows, s.starts, s.stops, chunks, first, zeros, zeros), 1).index_select(0, owner)
     start, stop, index, last = table[:, 2], table[:, 3], table[:, 5], table[:, 6]
     torch.sub(places, index, out=index)
-    start.add_(index, alpha=span)
-    end = start + span
-    torch.ge(end, stop, out=last)
-    torch.minimum(stop, end, out=stop)
-    filled = start < stop
+    begin = torch.add(start, index, alpha=span)
+    torch.ge(begin + span, stop, out=last)
+    filled = begin < stop
     used = filled | (index == 0)
     last.mul_(used)
     table[:, 0].masked_fill_(~used, -1)
@@ -266,6 +264,12 @@ def spread_states(layer: _rt.Layer, sequences: Sequences, name: str, state: Tens
         return state
     out = state.new_zeros([*state.shape[:at], sequences.count, *state.shape[at + 1 :]])
     return out.index_copy_(at, torch.searchsorted(sequences.rows, _rows(state.shape[at], state)), state)
+
+
+def spread_all(layer: _rt.Layer, sequences: Sequences, states: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """`spread_states` of every initial state that is given."""
+    named = zip(layer.states, states, strict=True)
+    return tuple(None if s is None else spread_states(layer, sequences, name, s) for name, s in named)
 
 
 def pick_states(layer: _rt.Layer, sequences: Sequences, name: str, state: Tensor, rows: int) -> Tensor:
@@ -318,9 +322,11 @@ def scatter(layer: _rt.Layer, sequences: Sequences, output: str, value: Tensor, 
 
 
 def refuse(layer: _rt.Layer, sequences: Sequences | None) -> None:
-    """Refuse packed sequences where kernels would compute them."""
+    """Refuse packed sequences where a plan has no kernels for them."""
     if sequences is not None and not sequences.whole:
-        raise NotImplementedError(f"{layer.name}: there are no kernels for packed sequences yet; compute on the CPU")
+        raise NotImplementedError(
+            f"{layer.name}: the plan three_kernel computes whole batches only; emit the module with plan=segmented"
+        )
 
 
 Result = TypeVar("Result")
