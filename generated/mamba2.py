@@ -140,7 +140,7 @@ def chunk_cumsum(
 @ct.kernel
 def group_scores(
     B: ct.Array, C: ct.Array,
-    group_scores: ct.Array,
+    shared_scores: ct.Array,
     chunk_table: ct.Array,
     LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int], CHUNK: ct.Constant[int],
     TILE_N: ct.Constant[int],
@@ -162,7 +162,7 @@ def group_scores(
     B_tile = load(B, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_B)  # [L, N]
     scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
     scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
-    store(group_scores, (lane, group_g, slot, 0), (1, 1, CHUNK, CHUNK), scores)
+    store(shared_scores, (lane, group_g, slot, 0), (1, 1, CHUNK, CHUNK), scores)
 
 
 @ct.kernel
@@ -219,7 +219,7 @@ def segment_states(
 def walk_out(
     x: ct.Array, B: ct.Array, C: ct.Array, D: ct.Array, z: ct.Array,
     S0: ct.Array,
-    S_left: ct.Array, S_part: ct.Array, group_scores: ct.Array, decay_sum: ct.Array, step: ct.Array,
+    S_left: ct.Array, S_part: ct.Array, shared_scores: ct.Array, decay_sum: ct.Array, step: ct.Array,
     segment_table: ct.Array,
     y: ct.Array,
     S_final: ct.Array,
@@ -267,7 +267,7 @@ def walk_out(
         B_tile = load(B, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_B)  # [L, N]
         if SHARED:
             scores = load(  # [L, L]
-                group_scores, (lane, group_g, slot + chunk, 0), (1, 1, CHUNK, CHUNK)
+                shared_scores, (lane, group_g, slot + chunk, 0), (1, 1, CHUNK, CHUNK)
             ).astype(ct.float32)
         else:
             scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
@@ -382,8 +382,8 @@ def _segmented(
     step = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device)
     # decay_sum[b h t]: running sum of A * step * LOG2E within a chunk
     decay_sum = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device)
-    # group_scores[b g t t]: C . B of a chunks tokens
-    group_scores = torch.empty(
+    # shared_scores[b g t t]: C . B of a chunks tokens
+    shared_scores = torch.empty(
         (cut.lanes, size_g, cut.slots * config.chunk if shared else 1, config.chunk),
         dtype=_rt.stored(config.intra),
         device=x.device,
@@ -405,7 +405,7 @@ def _segmented(
             _rt.hinted(group_scores, config.occupancy_group_scores, config.warps_group_scores),
             (cut.lanes * cut.slots, size_g),
             (
-                B, C, group_scores, _rt.given(cut.chunk_table, x), config.latency_C, config.latency_B,
+                B, C, shared_scores, _rt.given(cut.chunk_table, x), config.latency_C, config.latency_B,
                 _rt.PRECISION[config.scores], config.chunk, _rt.covering(size_n), sequences is not None,
             ),
         )
@@ -426,11 +426,11 @@ def _segmented(
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
-            x, B, C, D, _rt.indexable(_rt.given(z, x)), _rt.given(S0, S_final), S_left, S_part, group_scores, decay_sum,
-            step, _rt.given(cut.segment_table, x), y, S_final, cut.per_segment, config.latency_C, config.latency_B,
-            _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_x, _rt.PRECISION[config.intra],
-            _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None,
-            S0 is not None, shared, z is not None,
+            x, B, C, D, _rt.indexable(_rt.given(z, x)), _rt.given(S0, S_final), S_left, S_part, shared_scores,
+            decay_sum, step, _rt.given(cut.segment_table, x), y, S_final, cut.per_segment, config.latency_C,
+            config.latency_B, _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_x,
+            _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p,
+            sequences is not None, S0 is not None, shared, z is not None,
         ),
     )
 

@@ -113,9 +113,16 @@ HOST_LOCALS = frozenset(
         "batch",
         "heads",
         "device",
+        "cut",
+        "shared",
+        "sequences",
+        "cu_seqlens",
+        "seq_idx",
+        "mask",
     }
+    | {"chunk_cumsum", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}
 )
-"""Names that the host functions of an emitted module use themselves."""
+"""Names that the host functions of an emitted module use themselves, and of the kernels they launch."""
 
 
 def host_scope(layer: Layer) -> Names:

@@ -49,7 +49,7 @@ def scores_parameter(form: ChunkForm, score: Score) -> Parameter:
     """The buffer of a product: [batch, group, time, key], a row of a chunk's keys for each token."""
     layer, group = form.recurrence.layer, group_of(form, score)
     assert group is not None
-    name = f"group_{product_name(form, score)}"
+    name = f"shared_{product_name(form, score)}"
     return Parameter(name, "workspace", name, (layer.batch, group, layer.time, KEY), _dtype(form, score))
 
 
@@ -85,7 +85,7 @@ def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
     builder.finish(body)
     token = ["token = ct.arange(CHUNK, dtype=ct.int32)"] if "token" in builder.used else []
     return GroupKernel(
-        name=parameter.name,
+        name=f"group_{product_name(form, score)}",
         role=ROLE,
         doc="Products of every two tokens of one chunk, before any decay: the same for all heads of a group.",
         parameters=builder.ordered_parameters(),
