@@ -14,7 +14,7 @@ import torch
 from ssdgen.ir.build import Argument, CompileRequest, ConstantArg, Element, ScalarArg, array_arg
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import Parameter, Plan
-from ssdgen.run.inputs import Case, Dtype, draw, takes
+from ssdgen.run.inputs import DTYPES, Case, Dtype, draw, takes
 
 ELEMENTS: dict[torch.dtype, Element] = {
     torch.bfloat16: "bf16",
