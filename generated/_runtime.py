@@ -30,6 +30,9 @@ PRODUCTS = ("scores", "carried", "intra", "state")
 LIMIT = 2**31 - 1
 """Kernels index with int32: no array, nor the reach of its strides, may have more elements."""
 
+SEQUENCE = "<sequence>"
+"""The axis that states have instead of the batch where `cu_seqlens` cuts a row into sequences."""
+
 _LAUNCHER: ContextVar[Launcher | None] = ContextVar("ssdgen_launcher", default=None)
 
 
@@ -66,7 +69,8 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Layer:
-    """The interface of a layer: its name for messages, inputs, scalars, groups {axis: shared by} and states {name: axes}."""
+    """The interface of a layer: its name for messages, inputs, scalars, groups {axis: shared by}, values {name: axes},
+    and the dtype of each output, or the name of the input that has it."""
 
     name: str
     batch: str
@@ -76,6 +80,8 @@ class Layer:
     scalars: tuple[Scalar, ...]
     groups: Mapping[str, str]
     states: Mapping[str, Axes]
+    outputs: Mapping[str, Axes]
+    dtypes: Mapping[str, torch.dtype | str]
 
 
 @contextmanager
@@ -107,9 +113,16 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
 
 
 @functools.cache
-def hinted(kernel: Any, occupancy: int) -> Any:
-    """`kernel` with an occupancy hint; kept for the life of the process, which cuda.tile needs. 0 leaves it as it is."""
-    return kernel.replace_hints(occupancy=occupancy) if occupancy else kernel
+def hinted(kernel: Any, occupancy: int, warps: int) -> Any:
+    """`kernel` with hints of blocks a multiprocessor and worker warps a block, 0 for none; kept for the life of the process,
+    which cuda.tile needs."""
+    hints = {name: value for name, value in (("occupancy", occupancy), ("num_worker_warps", warps)) if value}
+    return kernel.replace_hints(**hints) if hints else kernel
+
+
+def given(x: Tensor | None, stand_in: Tensor) -> Tensor:
+    """`x`, or for an absent one any tensor: what a kernel takes and, compiled without its flag, never reads."""
+    return stand_in if x is None else x
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -118,10 +131,16 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def check(
-    layer: Layer, values: Mapping[str, Any], states: Mapping[str, Any], scalars: Mapping[str, float]
+    layer: Layer,
+    values: Mapping[str, Any],
+    states: Mapping[str, Any],
+    scalars: Mapping[str, float],
+    entries: int | None = None,
+    mask: Tensor | None = None,
 ) -> dict[str, int]:
     """Check every input, initial state and scalar of a call; the size of every axis.
 
+    States have `entries`, counted as axis SEQUENCE, instead of the batch; the range of what `mask` [batch time] hides is free.
     Raises TypeError for a missing input, what is no tensor, or a dtype; ValueError for a rank, size, device or range.
     """
     sizes: dict[str, tuple[int, str]] = {}
@@ -135,7 +154,9 @@ def check(
         axes = _check_tensor(layer.name, spec.name, value, (spec.axes, *spec.narrower), first)
         _check_dtype(layer.name, spec, value, values)
         _check_sizes(layer.name, spec.name, axes, value, sizes)
-        _check_range(layer.name, spec, value)
+        _check_range(layer, spec, value, mask)
+    if entries is not None:
+        sizes[SEQUENCE] = entries, "cu_seqlens"
     for name, axes in layer.states.items():
         value = states[name]
         if value is not None:
@@ -143,7 +164,8 @@ def check(
             wide = (F32,) if runs_kernels(value) else (F32, F64)
             if value.dtype not in wide:
                 raise TypeError(f"{layer.name}: `{name}0` must be {_names(wide)}, got {_names((value.dtype,))}")
-            _check_sizes(layer.name, f"{name}0", axes, value, sizes)
+            counted = axes if entries is None else tuple(SEQUENCE if a == layer.batch else a for a in axes)
+            _check_sizes(layer.name, f"{name}0", counted, value, sizes)
     lengths = {axis: size for axis, (size, _) in sizes.items()}
     for group, shared in layer.groups.items():
         if group in lengths and (lengths[group] < 1 or lengths[shared] % lengths[group]):
@@ -194,14 +216,17 @@ def _check_sizes(layer: str, name: str, axes: Axes, value: Tensor, sizes: dict[s
             )
 
 
-def _check_range(layer: str, spec: Input, value: Tensor) -> None:
+def _check_range(layer: Layer, spec: Input, value: Tensor, mask: Tensor | None) -> None:
     """Declared ranges are checked on the CPU; on a GPU, where it costs a synchronisation, if SSDGEN_DEBUG is set."""
-    if (spec.low, spec.high) == (-math.inf, math.inf) or not value.numel():
+    if (spec.low, spec.high) == (-math.inf, math.inf):
         return
     if value.is_cuda and not os.environ.get("SSDGEN_DEBUG"):
         return
-    low, high = (float(v) for v in torch.aminmax(value.detach()))
-    _in_range(layer, spec.name, spec, low, high)
+    if mask is not None and layer.batch in spec.axes and layer.time in spec.axes:
+        value = value.movedim((spec.axes.index(layer.batch), spec.axes.index(layer.time)), (0, 1))[mask]
+    if value.numel():
+        low, high = (float(v) for v in torch.aminmax(value.detach()))
+        _in_range(layer.name, spec.name, spec, low, high)
 
 
 def _check_scalar(layer: str, spec: Scalar, value: float) -> None:
@@ -264,26 +289,6 @@ def indexable(x: Tensor) -> Tensor:
     return x.contiguous() if reach > LIMIT else x
 
 
-def pieces(
-    layer: Layer, size: Mapping[str, int], chunk: int, tensors: Sequence[Tensor | None]
-) -> Iterator[tuple[slice, slice]]:
-    """Cut (batch, time) so that int32 reaches every array of a piece: over batch, then over time in whole chunks.
-
-    Pieces of one slice of the batch come in the order of time, so that each continues the state of the one before.
-    """
-    batch, length = size[layer.batch], size[layer.time]
-    chunks = ceil_div(length, chunk)
-    if not batch or not length:
-        return
-    per_token = max(t.numel() for t in tensors if t is not None) // (batch * length)
-    per_chunk = max(math.prod(size[a] for a in axes if a != layer.batch) for axes in layer.states.values())
-    most = max(1, LIMIT // max(1, per_chunk, (per_token + 1) * chunk))
-    rows, tokens = max(1, most // chunks), min(chunks, most) * chunk
-    for first in range(0, batch, rows):
-        for start in range(0, length, tokens):
-            yield slice(first, min(batch, first + rows)), slice(start, min(length, start + tokens))
-
-
 def stored(precision: str) -> torch.dtype:
     """The dtype of a buffer whose only reader is a product of this precision."""
     return BF16 if precision == "bf16" else F32
@@ -294,40 +299,6 @@ def covering(size: int) -> int:
     if size > 256:
         raise ValueError(f"this plan keeps whole state columns in registers, 256 at most, got {size}; use three_kernel")
     return max(32, 1 << max(0, size - 1).bit_length())
-
-
-def segments(wanted: int, chunks: int, walks: int, x: Tensor) -> tuple[int, int]:
-    """(segments, chunks a segment) for `walks` walks of `chunks` chunks each: about as many segments as wanted, or if that
-    is 0 those that take least time if two blocks run on a multiprocessor at once and a chunk costs the same in all.
-    """
-    count = chunks if not wanted else min(wanted, chunks)
-    if not wanted:
-        blocks = 2 * (_multiprocessors(x.get_device()) if x.is_cuda else 132)
-        lengths = [ceil_div(chunks, n) for n in range(1, min(chunks, 64) + 1)]
-
-        def cost(per: int) -> float:
-            pieces = ceil_div(chunks, per)
-            waves = ceil_div(walks * pieces, blocks)
-            return waves * per * (1.4 if pieces > 1 else 1.0) + pieces / 2
-
-        count = ceil_div(chunks, min(lengths, key=cost))
-    per_segment = ceil_div(chunks, count)
-    return ceil_div(chunks, per_segment), per_segment
-
-
-@functools.cache
-def _multiprocessors(device: int) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def part(x: Tensor | None, *index: slice) -> Tensor | None:
-    """The piece of an optional tensor."""
-    return None if x is None else x[index]
-
-
-def zeros(axes: Axes, size: Mapping[str, int], like: Tensor) -> Tensor:
-    """A zero state: float32, or float64 where `like` is."""
-    return torch.zeros([size[a] for a in axes], dtype=F64 if like.dtype == F64 else F32, device=like.device)
 
 
 ConfigType = TypeVar("ConfigType")
@@ -355,7 +326,7 @@ def check_config(layer: Layer, values: Mapping[str, Any]) -> None:
         elif name == "segments":
             good, expected = value >= 0, "a whole number, 0 to choose"
         elif name == "chunk" or name.startswith(("tile_", "state_tile_")):
-            low = {"chunk": 16, f"tile_{layer.head}": 1}.get(name, 32)
+            low = {"chunk": 16, f"tile_{layer.head}": 2}.get(name, 32)
             good = low <= value <= 256 and value & (value - 1) == 0
             expected = f"a power of two from {low} to 256"
         elif name.startswith("latency_"):

@@ -26,8 +26,9 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
+from . import _cut, _packed
 from . import _runtime as _rt
-from ._tiles import dot, load, store
+from ._tiles import dot, load, segment_at, store
 
 LOG2E = math.log2(math.e)
 
@@ -44,6 +45,8 @@ LAYER = _rt.Layer(
     scalars=(),
     groups={},
     states={"S": ("b", "h", "p", "n")},
+    outputs={"y": ("b", "t", "h", "p")},
+    dtypes={"y": "v"},
 )
 
 
@@ -53,7 +56,6 @@ class Config:
 
     chunk: int = 64  # tokens a chunk
     tile_p: int = 64  # tile of axis p
-    tile_n: int = 64  # tile of axis n
     state_tile_p: int = 64  # tile of axis p of a state that walks the chunks
     state_tile_n: int = 64  # tile of axis n of a state that walks the chunks
     scores: str = "bf16"  # operands of the `scores` product
@@ -64,6 +66,9 @@ class Config:
     latency_k: int = 3  # latency hint of k
     occupancy_fwd_pass_state: int = 2  # blocks of fwd_pass_state a multiprocessor, 0 to let the compiler choose
     occupancy_compute_out: int = 2  # blocks of compute_out a multiprocessor, 0 to let the compiler choose
+    warps_fwd_pass_state: int = 0  # worker warps of a block of fwd_pass_state, 0 to let the compiler choose
+    warps_compute_out: int = 0  # worker warps of a block of compute_out, 0 to let the compiler choose
+    segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
 
     def __post_init__(self) -> None:
         _rt.check_config(LAYER, vars(self))
@@ -78,85 +83,109 @@ CONFIGS = {
 
 
 @ct.kernel
-def fwd_pass_state(
+def segment_states(
     k: ct.Array, v: ct.Array,
-    S0: ct.Array,
-    S_entry: ct.Array,
-    S_final: ct.Array,
+    S_part: ct.Array,
+    segment_table: ct.Array,
+    per_segment: int,
     LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
     TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+    PACKED: ct.Constant[bool],
 ) -> None:
-    """The state S that enters each chunk, and the final one: a block walks the chunks of one sequence and head with
-    a tile of the state in registers.
-    """
-    heads = S0.shape[1]
+    """The state S that a segment would end with if it began at zero, and what is left of what enters it."""
+    heads = S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    p_tile, n_tile = ct.bid(1), ct.bid(2)
+    sequence, lane, slot = batch, batch, 0
+    segment, origin = ct.bid(1), 0
+    if PACKED:
+        row = batch
+        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        lane, origin = 0, row - segment
+        stop = ct.where(last, start, stop)  # nothing enters a segment after the last
+        k = k.slice(1, start, stop)
+        v = v.slice(1, start, stop)
     length = v.shape[1]
+    n_tiles = ct.cdiv(S_part.shape[3], TILE_N)
+    p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
 
-    S_tile = load(S0, (batch, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N)).reshape((TILE_P, TILE_N))  # [P, N]
-    for chunk in range(ct.cdiv(length, CHUNK)):
-        store(S_entry, (batch, head, chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), S_tile)
-        v_tile = load(  # [L, P]
-            v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V
-        ).reshape((CHUNK, TILE_P))
-        k_tile = load(  # [L, N]
-            k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K
-        ).reshape((CHUNK, TILE_N))
+    S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
+    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+        v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V)  # [L, P]
+        k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K)  # [L, N]
         S_tile = dot(ct.transpose(v_tile), k_tile, S_tile, STATE)  # [P, N]
-    store(S_final, (batch, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N), S_tile)
+    store(S_part, (lane, head, origin + segment, n_tile, p_tile), (1, 1, 1, TILE_N, TILE_P), ct.transpose(S_tile))
 
 
 @ct.kernel
-def compute_out(
+def walk_out(
     q: ct.Array, k: ct.Array, v: ct.Array,
-    S_entry: ct.Array,
+    S0: ct.Array,
+    S_part: ct.Array,
+    segment_table: ct.Array,
     y: ct.Array,
-    size_n: float,
+    S_final: ct.Array,
+    size_n: float, per_segment: int,
     LATENCY_K: ct.Constant[int], SCORES: ct.Constant[int], CARRIED: ct.Constant[int], LATENCY_V: ct.Constant[int],
-    INTRA: ct.Constant[int], CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+    INTRA: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
+    TILE_P: ct.Constant[int],
+    PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool],
 ) -> None:
-    """The outputs of one chunk: what tokens read from the state that entered it, what they read from each other,
-    and the rest, fused; intermediates stay in registers.
-    """
-    heads, chunks = S_entry.shape[1], S_entry.shape[2]
-    head, block = ct.bid(0) % heads, ct.bid(0) // heads
-    p_tiles = ct.cdiv(y.shape[3], TILE_P)
-    p_tile, block = block % p_tiles, block // p_tiles
-    chunk, batch = block % chunks, block // chunks
+    """The outputs of a segment: a block walks its chunks with the states in registers."""
+    heads = S_final.shape[1]
+    batch, head = ct.bid(0) // heads, ct.bid(0) % heads
+    sequence, lane, slot = batch, batch, 0
+    segment, origin = ct.bid(1), 0
+    last = segment == ct.num_blocks(1) - 1
+    if PACKED:
+        row = batch
+        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        lane, origin = 0, row - segment
+        q = q.slice(1, start, stop)
+        k = k.slice(1, start, stop)
+        v = v.slice(1, start, stop)
+        y = y.slice(1, start, stop)
+    length = q.shape[1]
+    p_tile = ct.bid(2)
     token = ct.arange(CHUNK, dtype=ct.int32)
 
-    # Products over the column axis: of tokens with each other, and of tokens with the state that entered the chunk.
-    scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
-    read_S_carried = ct.zeros((CHUNK, TILE_P), dtype=ct.float32)  # [L, P]
-    for n_tile in range(ct.cdiv(q.shape[3], TILE_N)):
-        q_tile = load(q, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N)).reshape((CHUNK, TILE_N))  # [L, N]
-        k_tile = load(  # [L, N]
-            k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K
-        ).reshape((CHUNK, TILE_N))
-        scores = dot(q_tile, ct.transpose(k_tile), scores, SCORES)  # [L, L]
-        S_entry_tile = load(  # [P, N]
-            S_entry, (batch, head, chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
-        ).reshape((TILE_P, TILE_N))
-        read_S_carried = dot(q_tile, ct.transpose(S_entry_tile), read_S_carried, CARRIED)  # [L, P]
-
-    # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
     causal = token[:, None] >= token[None, :]  # [L, L]
-    score = ct.where(causal, scores, 0.0)  # [L, L]
-    v_tile = load(  # [L, P]
-        v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V
-    ).reshape((CHUNK, TILE_P))
-    read_S = dot(score, v_tile, read_S_carried, INTRA)  # [L, P]
+    if WITH_S0:
+        S_tile = load(S0, (sequence, head, 0, p_tile), (1, 1, TILE_N, TILE_P), order=(0, 1, 3, 2))  # [N, P]
+    else:
+        S_tile = ct.zeros((TILE_N, TILE_P), dtype=ct.float32)  # [N, P]
+    for before in range(segment):
+        S_part_tile = load(S_part, (lane, head, origin + before, 0, p_tile), (1, 1, 1, TILE_N, TILE_P))  # [N, P]
+        S_tile = S_tile + S_part_tile  # [N, P]
 
-    # linear_attention.ssd:15  y = (S[t] . q) / sqrt(size(n))
-    y_tile = read_S / ct.sqrt(size_n)  # [L, P]
-    store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), y_tile)
+    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+        # Products over the column axis: of tokens with each other, and of tokens with the state that enters the chunk.
+        scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
+        read_S_carried = ct.zeros((CHUNK, TILE_P), dtype=ct.float32)  # [L, P]
+        q_tile = load(q, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_N))  # [L, N]
+        k_tile = load(k, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_K)  # [L, N]
+        scores = dot(q_tile, ct.transpose(k_tile), scores, SCORES)  # [L, L]
+        read_S_carried = dot(q_tile, S_tile, read_S_carried, CARRIED)  # [L, P]
+
+        # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
+        score = ct.where(causal, scores, 0.0)  # [L, L]
+        v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V)  # [L, P]
+        read_S = dot(score, v_tile, read_S_carried, INTRA)  # [L, P]
+        # linear_attention.ssd:15  y = (S[t] . q) / sqrt(size(n))
+        y_tile = read_S / ct.sqrt(size_n)  # [L, P]
+        store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), y_tile)
+
+        # The state at the end of the chunk.
+        S_tile = dot(ct.transpose(k_tile), v_tile, S_tile, STATE)  # [N, P]
+
+    if last:
+        store(S_final, (sequence, head, p_tile, 0), (1, 1, TILE_P, TILE_N), ct.transpose(S_tile))
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor,
     *,
-    S0: Tensor | None = None, config: Config | None = None,
+    S0: Tensor | None = None, cu_seqlens: Tensor | None = None, seq_idx: Tensor | None = None,
+    mask: Tensor | None = None, config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Linear attention without decay (Katharopoulos et al. 2020, arXiv 2006.16236).
 
@@ -166,33 +195,27 @@ def forward(
     k: [b t h n], the dtype of v
     v: [b t h p], bfloat16 or float16 or float32
     S0: [b h p n], float32: the state before the first token, zero if absent
+    cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; each
+    has its own initial and final state
+    seq_idx: [b t], int32 or int64: a sequence begins wherever it changes
+    mask: [b t], bool: tokens where it is false leave states as they are, and their outputs are 0
 
     On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
     missing input, a dtype, rank, size, device or range.
     """
-    size = _rt.check(
+    size, sequences = _packed.check(
         LAYER,
         {"q": q, "k": k, "v": v},
         {"S": S0},
         {},
+        (cu_seqlens, seq_idx, mask),
     )
-    if S0 is None:
-        S0 = _rt.zeros(LAYER.states["S"], size, v)
     config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
-    if not _rt.runs_kernels(v):
-        return _portable(q, k, v, S0, size, config.chunk)
-
-    tensors = (q, k, v, S0)
-    _rt.check_kernels(LAYER.name, tensors)
-    y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=v.dtype, device=v.device)
-    S_final = torch.empty_like(S0) if size["t"] else S0.clone()
-    for rows, now in _rt.pieces(LAYER, size, config.chunk, tensors):
-        first = now.start == 0
-        _three_kernel(
-            q[rows, now], k[rows, now], v[rows, now], S0[rows] if first else S_final[rows], y[rows, now], S_final[rows],
-            config,
-        )
-    return y, S_final
+    if _rt.runs_kernels(v):
+        return _cut.run(LAYER, _segmented, sequences, (q, k, v), (), (S0,), size, config)
+    if S0 is None:
+        S0 = _packed.zeros(LAYER, "S", size, v)
+    return _packed.each(LAYER, _portable, sequences, (q, k, v), (), (S0,), size, config.chunk)
 
 
 def init_state(
@@ -203,30 +226,38 @@ def init_state(
     return torch.zeros((batch, heads, p, n), dtype=dtype, device=device)
 
 
-def _three_kernel(
-    q: Tensor, k: Tensor, v: Tensor, S0: Tensor, y: Tensor, S_final: Tensor, config: Config,
+def _segmented(
+    q: Tensor, k: Tensor, v: Tensor, S0: Tensor | None, y: Tensor, S_final: Tensor, sequences: _packed.Sequences | None,
+    config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
-    size_b, size_h, size_p, size_n, size_t = q.shape[0], q.shape[2], v.shape[3], q.shape[3], q.shape[1]
+    size_h, size_p, size_n, size_b, size_t = q.shape[2], v.shape[3], q.shape[3], q.shape[0], q.shape[1]
     q, k, v = (_rt.indexable(v) for v in (q, k, v))
-    chunks = _rt.ceil_div(size_t, config.chunk)
-    # S_entry[b h chunk p n]: the state S that enters each chunk
-    S_entry = torch.empty((size_b, size_h, chunks, size_p, size_n), dtype=_rt.stored(config.carried), device=v.device)
+    cut = _cut.cut(
+        size_b, size_t, config.chunk, config.segments, size_h * _rt.ceil_div(size_p, config.tile_p), sequences, v
+    )
+    # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
+    S_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=v.device)
     _rt.launch(
-        _rt.hinted(fwd_pass_state, config.occupancy_fwd_pass_state),
-        (size_b * size_h, _rt.ceil_div(size_p, config.state_tile_p), _rt.ceil_div(size_n, config.state_tile_n)),
+        _rt.hinted(segment_states, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
         (
-            k, v, S0, S_entry, S_final, config.latency_v, config.latency_k, _rt.PRECISION[config.state], config.chunk,
-            config.state_tile_p, config.state_tile_n,
+            cut.walks * size_h,
+            cut.inner,
+            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
+        ),
+        (
+            k, v, S_part, _rt.given(cut.segment_table, v), cut.per_segment, config.latency_v, config.latency_k,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
     )
     _rt.launch(
-        _rt.hinted(compute_out, config.occupancy_compute_out),
-        (size_b * chunks * _rt.ceil_div(size_p, config.tile_p) * size_h,),
+        _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
+        (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
-            q, k, v, S_entry, y, float(size_n), config.latency_k, _rt.PRECISION[config.scores],
-            _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra], config.chunk, config.tile_p,
-            config.tile_n,
+            q, k, v, _rt.given(S0, S_final), S_part, _rt.given(cut.segment_table, v), y, S_final, float(size_n),
+            cut.per_segment, config.latency_k, _rt.PRECISION[config.scores], _rt.PRECISION[config.carried],
+            config.latency_v, _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk,
+            _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None,
         ),
     )
 
@@ -263,5 +294,5 @@ def _portable(
     return y, S
 
 
-SPEC_DIGEST = "4154bad8923eae267f27c00771c99266a91238f07bc609e84fbb0394a18edca2"
+SPEC_DIGEST = "636e84bf9d657f62935aa8aaf2821449f80b3d49392c6395587fa20712fa875c"
 """SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""

@@ -30,8 +30,9 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
+from . import _cut, _packed
 from . import _runtime as _rt
-from ._tiles import clamp, dot, load, silu, softplus, store
+from ._tiles import chunk_at, clamp, dot, exp2, load, segment_at, silu, softplus, store
 
 LOG2E = math.log2(math.e)
 
@@ -53,6 +54,8 @@ LAYER = _rt.Layer(
     scalars=(_rt.Scalar("dt_min", low=0.0), _rt.Scalar("dt_max", low=0.0)),
     groups={"g": "h"},
     states={"S": ("b", "h", "p", "n")},
+    outputs={"y": ("b", "t", "h", "p")},
+    dtypes={"y": "x"},
 )
 
 
@@ -63,20 +66,26 @@ class Config:
     chunk: int = 64  # tokens a chunk
     tile_h: int = 8  # tile of axis h
     tile_p: int = 64  # tile of axis p
-    tile_n: int = 128  # tile of axis n
     state_tile_p: int = 64  # tile of axis p of a state that walks the chunks
-    state_tile_n: int = 64  # tile of axis n of a state that walks the chunks
+    state_tile_n: int = 128  # tile of axis n of a state that walks the chunks
     scores: str = "bf16"  # operands of the `scores` product
     carried: str = "bf16"  # operands of the `carried` product
-    intra: str = "tf32"  # operands of the `intra` product
+    intra: str = "bf16"  # operands of the `intra` product
     state: str = "bf16"  # operands of the `state` product
-    latency_x: int = 5  # latency hint of x
-    latency_B: int = 5  # latency hint of B
-    latency_C: int = 4  # latency hint of C
+    latency_x: int = 3  # latency hint of x
+    latency_B: int = 2  # latency hint of B
+    latency_C: int = 2  # latency hint of C
     latency_S: int = 3  # latency hint of S
+    share_scores_from: int = 4  # heads a group from which they share the `scores` product, 0 for never
     occupancy_chunk_cumsum: int = 0  # blocks of chunk_cumsum a multiprocessor, 0 to let the compiler choose
+    occupancy_group_scores: int = 4  # blocks of group_scores a multiprocessor, 0 to let the compiler choose
     occupancy_fwd_pass_state: int = 2  # blocks of fwd_pass_state a multiprocessor, 0 to let the compiler choose
     occupancy_compute_out: int = 2  # blocks of compute_out a multiprocessor, 0 to let the compiler choose
+    warps_chunk_cumsum: int = 0  # worker warps of a block of chunk_cumsum, 0 to let the compiler choose
+    warps_group_scores: int = 0  # worker warps of a block of group_scores, 0 to let the compiler choose
+    warps_fwd_pass_state: int = 0  # worker warps of a block of fwd_pass_state, 0 to let the compiler choose
+    warps_compute_out: int = 0  # worker warps of a block of compute_out, 0 to let the compiler choose
+    segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
 
     def __post_init__(self) -> None:
         _rt.check_config(LAYER, vars(self))
@@ -84,8 +93,8 @@ class Config:
 
 CONFIGS = {
     torch.bfloat16: Config(),
-    torch.float16: Config(scores="tf32", carried="tf32", state="tf32"),
-    torch.float32: Config(scores="tf32", carried="tf32", state="tf32"),
+    torch.float16: Config(scores="tf32", carried="tf32", intra="tf32", state="tf32"),
+    torch.float32: Config(scores="tf32", carried="tf32", intra="tf32", state="tf32"),
 }
 """The default configuration for each dtype of `x`."""
 
@@ -94,22 +103,27 @@ CONFIGS = {
 def chunk_cumsum(
     dt: ct.Array, A: ct.Array, dt_bias: ct.Array,
     step: ct.Array, decay_sum: ct.Array,
+    chunk_table: ct.Array,
     dt_min: float, dt_max: float,
     CHUNK: ct.Constant[int], TILE_H: ct.Constant[int],
+    PACKED: ct.Constant[bool],
 ) -> None:
     """Per-token scalars of one chunk for a tile of heads, in float32; past the end of the sequence nothing decays
     and every weight is 0.
     """
-    length = dt.shape[1]
-    chunks = ct.cdiv(length, CHUNK)
+    chunks = ct.cdiv(dt.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
+    lane, slot = batch, chunk
+    if PACKED:
+        batch, start, stop = chunk_at(chunk_table, ct.bid(0))
+        lane, slot, chunk = 0, ct.bid(0), 0
+        dt = dt.slice(1, start, stop)
+    length = dt.shape[1]
     head_tile = ct.bid(1)
     token = chunk * CHUNK + ct.arange(CHUNK, dtype=ct.int32)
 
     valid = token < length  # [L]: false past the end
-    dt_tile = load(  # [L, H]
-        dt, (batch, chunk, head_tile), (1, CHUNK, TILE_H)
-    ).reshape((CHUNK, TILE_H)).astype(ct.float32)
+    dt_tile = load(dt, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
     dt_bias_tile = load(dt_bias, (head_tile,), (TILE_H,)).astype(ct.float32)  # [H]
     # mamba2.ssd:18  step = clamp(softplus(dt + dt_bias), dt_min, dt_max)
     step_tile = clamp(softplus(dt_tile + dt_bias_tile[None, :]), dt_min, dt_max)  # [L, H]
@@ -119,171 +133,183 @@ def chunk_cumsum(
         valid[:, None], clamp(A_tile[None, :] * step_tile * LOG2E, -128.0, 0.0), 0.0
     )
     decay_sum_tile = ct.cumsum(decay_log2, axis=0)  # [L, H]
-    store(step, (batch, head_tile, chunk), (1, TILE_H, CHUNK), ct.transpose(step_valid))
-    store(decay_sum, (batch, head_tile, chunk), (1, TILE_H, CHUNK), ct.transpose(decay_sum_tile))
+    store(step, (lane, head_tile, slot), (1, TILE_H, CHUNK), ct.transpose(step_valid))
+    store(decay_sum, (lane, head_tile, slot), (1, TILE_H, CHUNK), ct.transpose(decay_sum_tile))
 
 
 @ct.kernel
-def fwd_pass_state(
+def group_scores(
+    B: ct.Array, C: ct.Array,
+    shared_scores: ct.Array,
+    chunk_table: ct.Array,
+    LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int], CHUNK: ct.Constant[int],
+    TILE_N: ct.Constant[int],
+    PACKED: ct.Constant[bool],
+) -> None:
+    """Products of every two tokens of one chunk, before any decay: the same for all heads of a group."""
+    chunks = ct.cdiv(C.shape[1], CHUNK)
+    batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
+    lane, slot = batch, chunk
+    if PACKED:
+        batch, start, stop = chunk_at(chunk_table, ct.bid(0))
+        lane, slot, chunk = 0, ct.bid(0), 0
+        B = B.slice(1, start, stop)
+        C = C.slice(1, start, stop)
+    length = C.shape[1]
+    group_g = ct.bid(1)
+
+    C_tile = load(C, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_C)  # [L, N]
+    B_tile = load(B, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_B)  # [L, N]
+    scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
+    scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
+    store(shared_scores, (lane, group_g, slot, 0), (1, 1, CHUNK, CHUNK), scores)
+
+
+@ct.kernel
+def segment_states(
     x: ct.Array, B: ct.Array,
-    S0: ct.Array,
-    step: ct.Array, decay_sum: ct.Array, S_entry: ct.Array,
-    S_final: ct.Array,
+    step: ct.Array, decay_sum: ct.Array, S_part: ct.Array, S_left: ct.Array,
+    segment_table: ct.Array,
+    per_segment: int,
     LATENCY_X: ct.Constant[int], LATENCY_B: ct.Constant[int], STATE: ct.Constant[int], LATENCY_S: ct.Constant[int],
     CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+    PACKED: ct.Constant[bool],
 ) -> None:
-    """The state S that enters each chunk, and the final one: a block walks the chunks of one sequence and head with
-    a tile of the state in registers.
-    """
-    heads = S0.shape[1]
+    """The state S that a segment would end with if it began at zero, and what is left of what enters it."""
+    heads = S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    p_tile, n_tile = ct.bid(1), ct.bid(2)
+    sequence, lane, slot = batch, batch, 0
+    segment, origin = ct.bid(1), 0
+    if PACKED:
+        row = batch
+        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        lane, origin = 0, row - segment
+        stop = ct.where(last, start, stop)  # nothing enters a segment after the last
+        x = x.slice(1, start, stop)
+        B = B.slice(1, start, stop)
     length = x.shape[1]
+    n_tiles = ct.cdiv(S_part.shape[3], TILE_N)
+    p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     group_g = head // (heads // B.shape[2])
 
-    S_tile = load(S0, (batch, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N)).reshape((TILE_P, TILE_N))  # [P, N]
-    for chunk in range(ct.cdiv(length, CHUNK)):
-        store(S_entry, (batch, head, chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), S_tile, latency=LATENCY_S)
+    S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
+    S_left_tile = ct.zeros((), dtype=ct.float32)
+    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         x_tile = load(  # [L, P]
             x, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_X
-        ).reshape((CHUNK, TILE_P)).astype(ct.float32)
-        B_tile = load(  # [L, N]
-            B, (batch, chunk, group_g, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_B
-        ).reshape((CHUNK, TILE_N))
-        step_tile = load(step, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
-        decay_sum_tile = load(decay_sum, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
+        ).astype(ct.float32)
+        B_tile = load(B, (batch, chunk, group_g, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_B)  # [L, N]
+        step_tile = load(step, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
+        decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
         carry = (  # [L]: what is left of a token's input at the end of the chunk
-            step_tile * ct.exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
+            step_tile * exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
         )
-        S_tile = dot(ct.transpose(x_tile) * carry[None, :], B_tile, ct.exp2(decay_end) * S_tile, STATE)  # [P, N]
-    store(S_final, (batch, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N), S_tile)
+        S_tile = dot(ct.transpose(x_tile) * carry[None, :], B_tile, exp2(decay_end) * S_tile, STATE)  # [P, N]
+        S_left_tile = S_left_tile + decay_end
+    store(
+        S_part, (lane, head, origin + segment, n_tile, p_tile), (1, 1, 1, TILE_N, TILE_P), ct.transpose(S_tile),
+        latency=LATENCY_S,
+    )
+    if ct.bid(2) == 0:
+        store(S_left, (lane, head, origin + segment), (1, 1, 1), S_left_tile)
 
 
 @ct.kernel
-def compute_out(
-    x: ct.Array, B: ct.Array, C: ct.Array, D: ct.Array,
-    S_entry: ct.Array, decay_sum: ct.Array, step: ct.Array,
-    y: ct.Array,
-    LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int], LATENCY_S: ct.Constant[int],
-    CARRIED: ct.Constant[int], LATENCY_X: ct.Constant[int], INTRA: ct.Constant[int], CHUNK: ct.Constant[int],
-    TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-) -> None:
-    """The outputs of one chunk: what tokens read from the state that entered it, what they read from each other,
-    and the rest, fused; intermediates stay in registers.
-    """
-    heads, chunks = S_entry.shape[1], S_entry.shape[2]
-    head, block = ct.bid(0) % heads, ct.bid(0) // heads
-    p_tiles = ct.cdiv(y.shape[3], TILE_P)
-    p_tile, block = block % p_tiles, block // p_tiles
-    chunk, batch = block % chunks, block // chunks
-    group_g = head // (heads // C.shape[2])
-    token = ct.arange(CHUNK, dtype=ct.int32)
-
-    # Products over the column axis: of tokens with each other, and of tokens with the state that entered the chunk.
-    scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
-    read_S_carried = ct.zeros((TILE_P, CHUNK), dtype=ct.float32)  # [P, L]
-    for n_tile in range(ct.cdiv(C.shape[3], TILE_N)):
-        C_tile = load(  # [L, N]
-            C, (batch, chunk, group_g, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_C
-        ).reshape((CHUNK, TILE_N))
-        B_tile = load(  # [L, N]
-            B, (batch, chunk, group_g, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_B
-        ).reshape((CHUNK, TILE_N))
-        scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
-        S_entry_tile = load(  # [P, N]
-            S_entry, (batch, head, chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
-        ).reshape((TILE_P, TILE_N))
-        read_S_carried = dot(S_entry_tile, ct.transpose(C_tile), read_S_carried, CARRIED)  # [P, L]
-
-    # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
-    decay_sum_tile = load(decay_sum, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
-    step_tile = load(step, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
-    causal = token[:, None] >= token[None, :]  # [L, L]
-    decay_left = ct.exp2(  # [L, L]: what is left of token j at token i
-        ct.minimum(decay_sum_tile[:, None] - decay_sum_tile[None, :], 0.0)
-    )
-    score = ct.where(causal, scores * decay_left * step_tile[None, :], 0.0)  # [L, L]
-    x_tile = load(  # [L, P]
-        x, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_X
-    ).reshape((CHUNK, TILE_P))
-    read_S = dot(  # [P, L]
-        ct.transpose(x_tile), ct.transpose(score), read_S_carried * ct.exp2(decay_sum_tile)[None, :], INTRA
-    )
-
-    D_tile = load(D, (head, p_tile), (1, TILE_P)).reshape((TILE_P,)).astype(ct.float32)  # [P]
-    # mamba2.ssd:24  y = S[t] . C + D * x
-    y_tile = read_S + D_tile[:, None] * ct.astype(ct.transpose(x_tile), ct.float32)  # [P, L]
-    store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), ct.transpose(y_tile))
-
-
-@ct.kernel
-def compute_out_z(
+def walk_out(
     x: ct.Array, B: ct.Array, C: ct.Array, D: ct.Array, z: ct.Array,
-    S_entry: ct.Array, decay_sum: ct.Array, step: ct.Array,
+    S0: ct.Array,
+    S_left: ct.Array, S_part: ct.Array, shared_scores: ct.Array, decay_sum: ct.Array, step: ct.Array,
+    segment_table: ct.Array,
     y: ct.Array,
-    LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int], LATENCY_S: ct.Constant[int],
-    CARRIED: ct.Constant[int], LATENCY_X: ct.Constant[int], INTRA: ct.Constant[int], CHUNK: ct.Constant[int],
-    TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+    S_final: ct.Array,
+    per_segment: int,
+    LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int], CARRIED: ct.Constant[int],
+    LATENCY_X: ct.Constant[int], INTRA: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
+    TILE_N: ct.Constant[int], TILE_P: ct.Constant[int],
+    PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], SHARED: ct.Constant[bool], WITH_Z: ct.Constant[bool],
 ) -> None:
-    """The outputs of one chunk: what tokens read from the state that entered it, what they read from each other,
-    and the rest, fused; intermediates stay in registers.
-    """
-    heads, chunks = S_entry.shape[1], S_entry.shape[2]
-    head, block = ct.bid(0) % heads, ct.bid(0) // heads
-    p_tiles = ct.cdiv(y.shape[3], TILE_P)
-    p_tile, block = block % p_tiles, block // p_tiles
-    chunk, batch = block % chunks, block // chunks
+    """The outputs of a segment: a block walks its chunks with the states in registers."""
+    heads = S_final.shape[1]
+    batch, head = ct.bid(0) // heads, ct.bid(0) % heads
+    sequence, lane, slot = batch, batch, 0
+    segment, origin = ct.bid(1), 0
+    last = segment == ct.num_blocks(1) - 1
+    if PACKED:
+        row = batch
+        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        lane, origin = 0, row - segment
+        x = x.slice(1, start, stop)
+        B = B.slice(1, start, stop)
+        C = C.slice(1, start, stop)
+        z = z.slice(1, start, stop)
+        y = y.slice(1, start, stop)
+    length = C.shape[1]
+    p_tile = ct.bid(2)
     group_g = head // (heads // C.shape[2])
     token = ct.arange(CHUNK, dtype=ct.int32)
 
-    # Products over the column axis: of tokens with each other, and of tokens with the state that entered the chunk.
-    scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
-    read_S_carried = ct.zeros((TILE_P, CHUNK), dtype=ct.float32)  # [P, L]
-    for n_tile in range(ct.cdiv(C.shape[3], TILE_N)):
-        C_tile = load(  # [L, N]
-            C, (batch, chunk, group_g, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_C
-        ).reshape((CHUNK, TILE_N))
-        B_tile = load(  # [L, N]
-            B, (batch, chunk, group_g, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_B
-        ).reshape((CHUNK, TILE_N))
-        scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
-        S_entry_tile = load(  # [P, N]
-            S_entry, (batch, head, chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
-        ).reshape((TILE_P, TILE_N))
-        read_S_carried = dot(S_entry_tile, ct.transpose(C_tile), read_S_carried, CARRIED)  # [P, L]
-
-    # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
-    decay_sum_tile = load(decay_sum, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
-    step_tile = load(step, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
     causal = token[:, None] >= token[None, :]  # [L, L]
-    decay_left = ct.exp2(  # [L, L]: what is left of token j at token i
-        ct.minimum(decay_sum_tile[:, None] - decay_sum_tile[None, :], 0.0)
-    )
-    score = ct.where(causal, scores * decay_left * step_tile[None, :], 0.0)  # [L, L]
-    x_tile = load(  # [L, P]
-        x, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_X
-    ).reshape((CHUNK, TILE_P))
-    read_S = dot(  # [P, L]
-        ct.transpose(x_tile), ct.transpose(score), read_S_carried * ct.exp2(decay_sum_tile)[None, :], INTRA
-    )
+    D_tile = load(D, (head, p_tile), (1, TILE_P)).astype(ct.float32)  # [P]
+    if WITH_S0:
+        S_tile = load(S0, (sequence, head, 0, p_tile), (1, 1, TILE_N, TILE_P), order=(0, 1, 3, 2))  # [N, P]
+    else:
+        S_tile = ct.zeros((TILE_N, TILE_P), dtype=ct.float32)  # [N, P]
+    for before in range(segment):
+        S_left_tile = load(S_left, (lane, head, origin + before), (1, 1, 1))
+        S_part_tile = load(S_part, (lane, head, origin + before, 0, p_tile), (1, 1, 1, TILE_N, TILE_P))  # [N, P]
+        S_tile = exp2(S_left_tile) * S_tile + S_part_tile  # [N, P]
 
-    D_tile = load(D, (head, p_tile), (1, TILE_P)).reshape((TILE_P,)).astype(ct.float32)  # [P]
-    # mamba2.ssd:24  y = S[t] . C + D * x
-    y_tile = read_S + D_tile[:, None] * ct.astype(ct.transpose(x_tile), ct.float32)  # [P, L]
-    z_tile = load(  # [L, P]
-        z, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P)
-    ).reshape((CHUNK, TILE_P)).astype(ct.float32)
-    # mamba2.ssd:25  when z: y = y * silu(z)
-    y_tile = y_tile * silu(ct.transpose(z_tile))  # [P, L]
-    store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), ct.transpose(y_tile))
+    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+        # Products over the column axis: of tokens with each other, and of tokens with the state that enters the chunk.
+        read_S_carried = ct.zeros((CHUNK, TILE_P), dtype=ct.float32)  # [L, P]
+        C_tile = load(C, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_C)  # [L, N]
+        B_tile = load(B, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_B)  # [L, N]
+        if SHARED:
+            scores = load(  # [L, L]
+                shared_scores, (lane, group_g, slot + chunk, 0), (1, 1, CHUNK, CHUNK)
+            ).astype(ct.float32)
+        else:
+            scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
+            scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
+        read_S_carried = dot(C_tile, S_tile, read_S_carried, CARRIED)  # [L, P]
+
+        # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
+        decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
+        decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
+        step_tile = load(step, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
+        decay_left = exp2(  # [L, L]: what is left of token j at token i
+            ct.minimum(decay_sum_tile[:, None] - decay_sum_tile[None, :], 0.0)
+        )
+        score = ct.where(causal, scores * decay_left * step_tile[None, :], 0.0)  # [L, L]
+        x_tile = load(x, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_X)  # [L, P]
+        read_S = dot(score, x_tile, read_S_carried * exp2(decay_sum_tile)[:, None], INTRA)  # [L, P]
+        # mamba2.ssd:24  y = S[t] . C + D * x
+        y_tile = read_S + D_tile[None, :] * ct.astype(x_tile, ct.float32)  # [L, P]
+        if WITH_Z:
+            z_tile = load(z, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P)).astype(ct.float32)  # [L, P]
+            # mamba2.ssd:25  when z: y = y * silu(z)
+            y_tile = y_tile * silu(z_tile)  # [L, P]
+        store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), y_tile)
+
+        # The state at the end of the chunk.
+        carry = (  # [L]: what is left of a token's input at the end of the chunk
+            step_tile * exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
+        )
+        S_tile = dot(  # [N, P]
+            ct.transpose(B_tile), ct.astype(x_tile, ct.float32) * carry[:, None], exp2(decay_end) * S_tile, STATE
+        )
+
+    if last:
+        store(S_final, (sequence, head, p_tile, 0), (1, 1, TILE_P, TILE_N), ct.transpose(S_tile))
 
 
 def forward(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
     *,
     D: Tensor | None = None, dt_bias: Tensor | None = None, z: Tensor | None = None, dt_min: float = 0.0,
-    dt_max: float = math.inf, S0: Tensor | None = None, config: Config | None = None,
+    dt_max: float = math.inf, S0: Tensor | None = None, cu_seqlens: Tensor | None = None, seq_idx: Tensor | None = None,
+    mask: Tensor | None = None, config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mamba-2 state space duality (Dao and Gu 2024, arXiv 2405.21060).
 
@@ -300,37 +326,35 @@ def forward(
     dt_min: a number in [0, inf]
     dt_max: a number in [0, inf]
     S0: [b h p n], float32: the state before the first token, zero if absent
+    cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; each
+    has its own initial and final state
+    seq_idx: [b t], int32 or int64: a sequence begins wherever it changes
+    mask: [b t], bool: tokens where it is false leave states as they are, and their outputs are 0
 
     On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
     missing input, a dtype, rank, size, device or range.
     """
-    size = _rt.check(
+    size, sequences = _packed.check(
         LAYER,
         {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "dt_bias": dt_bias, "z": z},
         {"S": S0},
         {"dt_min": dt_min, "dt_max": dt_max},
+        (cu_seqlens, seq_idx, mask),
     )
     D = _rt.expand(LAYER.inputs[5], D, size, x)
     dt_bias = _rt.expand(LAYER.inputs[6], dt_bias, size, x)
-    if S0 is None:
-        S0 = _rt.zeros(LAYER.states["S"], size, x)
     config = _rt.chosen(LAYER, config, CONFIGS, x.dtype)
-    if not _rt.runs_kernels(x):
-        return _portable(
-            x, dt, A, B, C, D, dt_bias, z, _rt.scalar(dt_min, x), _rt.scalar(dt_max, x), S0, size, config.chunk
+    if _rt.runs_kernels(x):
+        return _cut.run(
+            LAYER, _segmented, sequences, (x, dt, A, B, C, D, dt_bias, z), (float(dt_min), float(dt_max)), (S0,), size,
+            config,
         )
-
-    tensors = (x, dt, A, B, C, D, dt_bias, z, S0)
-    _rt.check_kernels(LAYER.name, tensors)
-    y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=x.dtype, device=x.device)
-    S_final = torch.empty_like(S0) if size["t"] else S0.clone()
-    for rows, now in _rt.pieces(LAYER, size, config.chunk, tensors):
-        first = now.start == 0
-        _three_kernel(
-            x[rows, now], dt[rows, now], A, B[rows, now], C[rows, now], D, dt_bias, _rt.part(z, rows, now),
-            float(dt_min), float(dt_max), S0[rows] if first else S_final[rows], y[rows, now], S_final[rows], config,
-        )
-    return y, S_final
+    if S0 is None:
+        S0 = _packed.zeros(LAYER, "S", size, x)
+    return _packed.each(
+        LAYER, _portable, sequences, (x, dt, A, B, C, D, dt_bias, z), (_rt.scalar(dt_min, x), _rt.scalar(dt_max, x)),
+        (S0,), size, config.chunk,
+    )
 
 
 def init_state(
@@ -341,53 +365,74 @@ def init_state(
     return torch.zeros((batch, heads, p, n), dtype=dtype, device=device)
 
 
-def _three_kernel(
+def _segmented(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None, dt_min: float,
-    dt_max: float, S0: Tensor, y: Tensor, S_final: Tensor, config: Config,
+    dt_max: float, S0: Tensor | None, y: Tensor, S_final: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
-    size_b, size_h, size_p, size_n, size_t = x.shape[0], x.shape[2], x.shape[3], B.shape[3], x.shape[1]
-    x, dt, B, C = (_rt.indexable(v) for v in (x, dt, B, C))
-    chunks = _rt.ceil_div(size_t, config.chunk)
-    # step[b h t]: weight step
-    step = torch.empty((size_b, size_h, chunks * config.chunk), dtype=torch.float32, device=x.device)
-    # decay_sum[b h t]: running sum of A * step * LOG2E within a chunk
-    decay_sum = torch.empty((size_b, size_h, chunks * config.chunk), dtype=torch.float32, device=x.device)
-    # S_entry[b h chunk p n]: the state S that enters each chunk
-    S_entry = torch.empty((size_b, size_h, chunks, size_p, size_n), dtype=_rt.stored(config.carried), device=x.device)
-    _rt.launch(
-        _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum),
-        (size_b * chunks, _rt.ceil_div(size_h, config.tile_h)),
-        (dt, A, dt_bias, step, decay_sum, dt_min, dt_max, config.chunk, config.tile_h),
+    size_h, size_g, size_p, size_n, size_b, size_t = (
+        x.shape[2], B.shape[2], x.shape[3], B.shape[3], x.shape[0], x.shape[1]
     )
+    x, dt, B, C = (_rt.indexable(v) for v in (x, dt, B, C))
+    cut = _cut.cut(
+        size_b, size_t, config.chunk, config.segments, size_h * _rt.ceil_div(size_p, config.tile_p), sequences, x
+    )
+    shared = 0 < config.share_scores_from <= size_h // size_g
+    # step[b h t]: weight step
+    step = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device)
+    # decay_sum[b h t]: running sum of A * step * LOG2E within a chunk
+    decay_sum = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device)
+    # shared_scores[b g t t]: C . B of a chunks tokens
+    shared_scores = torch.empty(
+        (cut.lanes, size_g, cut.slots * config.chunk if shared else 1, config.chunk),
+        dtype=_rt.stored(config.intra),
+        device=x.device,
+    )
+    # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
+    S_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=x.device)
+    # S_left[b h segment]: the sum of the log2 decays of S over each segment
+    S_left = torch.empty((cut.lanes, size_h, cut.parts), dtype=torch.float32, device=x.device)
     _rt.launch(
-        _rt.hinted(fwd_pass_state, config.occupancy_fwd_pass_state),
-        (size_b * size_h, _rt.ceil_div(size_p, config.state_tile_p), _rt.ceil_div(size_n, config.state_tile_n)),
+        _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
+        (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (
-            x, B, S0, step, decay_sum, S_entry, S_final, config.latency_x, config.latency_B,
-            _rt.PRECISION[config.state], config.latency_S, config.chunk, config.state_tile_p, config.state_tile_n,
+            dt, A, dt_bias, step, decay_sum, _rt.given(cut.chunk_table, x), dt_min, dt_max, config.chunk, config.tile_h,
+            sequences is not None,
         ),
     )
-    if z is None:
+    if shared:
         _rt.launch(
-            _rt.hinted(compute_out, config.occupancy_compute_out),
-            (size_b * chunks * _rt.ceil_div(size_p, config.tile_p) * size_h,),
+            _rt.hinted(group_scores, config.occupancy_group_scores, config.warps_group_scores),
+            (cut.lanes * cut.slots, size_g),
             (
-                x, B, C, D, S_entry, decay_sum, step, y, config.latency_C, config.latency_B,
-                _rt.PRECISION[config.scores], config.latency_S, _rt.PRECISION[config.carried], config.latency_x,
-                _rt.PRECISION[config.intra], config.chunk, config.tile_p, config.tile_n,
+                B, C, shared_scores, _rt.given(cut.chunk_table, x), config.latency_C, config.latency_B,
+                _rt.PRECISION[config.scores], config.chunk, _rt.covering(size_n), sequences is not None,
             ),
         )
-    else:
-        _rt.launch(
-            _rt.hinted(compute_out_z, config.occupancy_compute_out),
-            (size_b * chunks * _rt.ceil_div(size_p, config.tile_p) * size_h,),
-            (
-                x, B, C, D, _rt.indexable(z), S_entry, decay_sum, step, y, config.latency_C, config.latency_B,
-                _rt.PRECISION[config.scores], config.latency_S, _rt.PRECISION[config.carried], config.latency_x,
-                _rt.PRECISION[config.intra], config.chunk, config.tile_p, config.tile_n,
-            ),
-        )
+    _rt.launch(
+        _rt.hinted(segment_states, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
+        (
+            cut.walks * size_h,
+            cut.inner,
+            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
+        ),
+        (
+            x, B, step, decay_sum, S_part, S_left, _rt.given(cut.segment_table, x), cut.per_segment, config.latency_x,
+            config.latency_B, _rt.PRECISION[config.state], config.latency_S, config.chunk, config.state_tile_p,
+            config.state_tile_n, sequences is not None,
+        ),
+    )
+    _rt.launch(
+        _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
+        (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
+        (
+            x, B, C, D, _rt.indexable(_rt.given(z, x)), _rt.given(S0, S_final), S_left, S_part, shared_scores,
+            decay_sum, step, _rt.given(cut.segment_table, x), y, S_final, cut.per_segment, config.latency_C,
+            config.latency_B, _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_x,
+            _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p,
+            sequences is not None, S0 is not None, shared, z is not None,
+        ),
+    )
 
 
 @_rt.without_autocast
@@ -443,5 +488,5 @@ def _portable(
     return y, S
 
 
-SPEC_DIGEST = "9aeef42fdc55a30131a798d071565864367904c6045812ba66f05201118fd97e"
+SPEC_DIGEST = "4a19c76159482b6926b12a3384b2e980dfa8fcdd0a1324675b98a9ce9b1c7053"
 """SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""

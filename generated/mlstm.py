@@ -34,8 +34,9 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
+from . import _cut, _packed
 from . import _runtime as _rt
-from ._tiles import clamp, dot, load, log_sigmoid, sigmoid, store
+from ._tiles import chunk_at, clamp, dot, exp2, load, log_sigmoid, segment_at, sigmoid, store
 
 LOG2E = math.log2(math.e)
 
@@ -54,6 +55,8 @@ LAYER = _rt.Layer(
     scalars=(),
     groups={},
     states={"C": ("b", "h", "p", "n"), "N": ("b", "h", "n")},
+    outputs={"y": ("b", "t", "h", "p")},
+    dtypes={"y": "v"},
 )
 
 
@@ -64,7 +67,6 @@ class Config:
     chunk: int = 64  # tokens a chunk
     tile_h: int = 8  # tile of axis h
     tile_p: int = 64  # tile of axis p
-    tile_n: int = 64  # tile of axis n
     state_tile_p: int = 64  # tile of axis p of a state that walks the chunks
     state_tile_n: int = 64  # tile of axis n of a state that walks the chunks
     scores: str = "bf16"  # operands of the `scores` product
@@ -76,6 +78,10 @@ class Config:
     occupancy_chunk_cumsum: int = 0  # blocks of chunk_cumsum a multiprocessor, 0 to let the compiler choose
     occupancy_fwd_pass_state: int = 2  # blocks of fwd_pass_state a multiprocessor, 0 to let the compiler choose
     occupancy_compute_out: int = 2  # blocks of compute_out a multiprocessor, 0 to let the compiler choose
+    warps_chunk_cumsum: int = 0  # worker warps of a block of chunk_cumsum, 0 to let the compiler choose
+    warps_fwd_pass_state: int = 0  # worker warps of a block of fwd_pass_state, 0 to let the compiler choose
+    warps_compute_out: int = 0  # worker warps of a block of compute_out, 0 to let the compiler choose
+    segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
 
     def __post_init__(self) -> None:
         _rt.check_config(LAYER, vars(self))
@@ -93,162 +99,228 @@ CONFIGS = {
 def chunk_cumsum(
     i: ct.Array, f: ct.Array,
     write: ct.Array, decay_sum: ct.Array,
+    chunk_table: ct.Array,
     size_n: float,
     CHUNK: ct.Constant[int], TILE_H: ct.Constant[int],
+    PACKED: ct.Constant[bool],
 ) -> None:
     """Per-token scalars of one chunk for a tile of heads, in float32; past the end of the sequence nothing decays
     and every weight is 0.
     """
-    length = i.shape[1]
-    chunks = ct.cdiv(length, CHUNK)
+    chunks = ct.cdiv(i.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
+    lane, slot = batch, chunk
+    if PACKED:
+        batch, start, stop = chunk_at(chunk_table, ct.bid(0))
+        lane, slot, chunk = 0, ct.bid(0), 0
+        i = i.slice(1, start, stop)
+        f = f.slice(1, start, stop)
+    length = i.shape[1]
     head_tile = ct.bid(1)
     token = chunk * CHUNK + ct.arange(CHUNK, dtype=ct.int32)
 
     valid = token < length  # [L]: false past the end
-    i_tile = load(  # [L, H]
-        i, (batch, chunk, head_tile), (1, CHUNK, TILE_H)
-    ).reshape((CHUNK, TILE_H)).astype(ct.float32)
+    i_tile = load(i, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
     # mlstm.ssd:13  write = sigmoid(i) / sqrt(size(n))
     write_tile = sigmoid(i_tile) / ct.sqrt(size_n)  # [L, H]
     write_valid = ct.where(valid[:, None], write_tile, 0.0)  # [L, H]
-    f_tile = load(  # [L, H]
-        f, (batch, chunk, head_tile), (1, CHUNK, TILE_H)
-    ).reshape((CHUNK, TILE_H)).astype(ct.float32)
+    f_tile = load(f, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
     decay_log2 = ct.where(valid[:, None], clamp(log_sigmoid(f_tile) * LOG2E, -128.0, 0.0), 0.0)  # [L, H]: of one token
     decay_sum_tile = ct.cumsum(decay_log2, axis=0)  # [L, H]
-    store(write, (batch, head_tile, chunk), (1, TILE_H, CHUNK), ct.transpose(write_valid))
-    store(decay_sum, (batch, head_tile, chunk), (1, TILE_H, CHUNK), ct.transpose(decay_sum_tile))
+    store(write, (lane, head_tile, slot), (1, TILE_H, CHUNK), ct.transpose(write_valid))
+    store(decay_sum, (lane, head_tile, slot), (1, TILE_H, CHUNK), ct.transpose(decay_sum_tile))
 
 
 @ct.kernel
-def fwd_pass_state_C(
+def segment_states_C(
     k: ct.Array, v: ct.Array,
-    C0: ct.Array,
-    write: ct.Array, decay_sum: ct.Array, C_entry: ct.Array,
-    C_final: ct.Array,
+    write: ct.Array, decay_sum: ct.Array, C_part: ct.Array, C_left: ct.Array,
+    segment_table: ct.Array,
+    per_segment: int,
     LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
     TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+    PACKED: ct.Constant[bool],
 ) -> None:
-    """The state C that enters each chunk, and the final one: a block walks the chunks of one sequence and head with
-    a tile of the state in registers.
-    """
-    heads = C0.shape[1]
+    """The state C that a segment would end with if it began at zero, and what is left of what enters it."""
+    heads = C_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    p_tile, n_tile = ct.bid(1), ct.bid(2)
+    sequence, lane, slot = batch, batch, 0
+    segment, origin = ct.bid(1), 0
+    if PACKED:
+        row = batch
+        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        lane, origin = 0, row - segment
+        stop = ct.where(last, start, stop)  # nothing enters a segment after the last
+        k = k.slice(1, start, stop)
+        v = v.slice(1, start, stop)
     length = v.shape[1]
+    n_tiles = ct.cdiv(C_part.shape[3], TILE_N)
+    p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
 
-    C_tile = load(C0, (batch, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N)).reshape((TILE_P, TILE_N))  # [P, N]
-    for chunk in range(ct.cdiv(length, CHUNK)):
-        store(C_entry, (batch, head, chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), C_tile)
+    C_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
+    C_left_tile = ct.zeros((), dtype=ct.float32)
+    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         v_tile = load(  # [L, P]
             v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V
-        ).reshape((CHUNK, TILE_P)).astype(ct.float32)
-        k_tile = load(  # [L, N]
-            k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K
-        ).reshape((CHUNK, TILE_N))
-        write_tile = load(write, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
-        decay_sum_tile = load(decay_sum, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
+        ).astype(ct.float32)
+        k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K)  # [L, N]
+        write_tile = load(write, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
+        decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
         carry = (  # [L]: what is left of a token's input at the end of the chunk
-            write_tile * ct.exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
+            write_tile * exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
         )
-        C_tile = dot(ct.transpose(v_tile) * carry[None, :], k_tile, ct.exp2(decay_end) * C_tile, STATE)  # [P, N]
-    store(C_final, (batch, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N), C_tile)
+        C_tile = dot(ct.transpose(v_tile) * carry[None, :], k_tile, exp2(decay_end) * C_tile, STATE)  # [P, N]
+        C_left_tile = C_left_tile + decay_end
+    store(C_part, (lane, head, origin + segment, n_tile, p_tile), (1, 1, 1, TILE_N, TILE_P), ct.transpose(C_tile))
+    if ct.bid(2) == 0:
+        store(C_left, (lane, head, origin + segment), (1, 1, 1), C_left_tile)
 
 
 @ct.kernel
-def fwd_pass_state_N(
+def segment_states_N(
     k: ct.Array,
-    N0: ct.Array,
-    write: ct.Array, decay_sum: ct.Array, N_entry: ct.Array,
-    N_final: ct.Array,
+    write: ct.Array, decay_sum: ct.Array, N_part: ct.Array, N_left: ct.Array,
+    segment_table: ct.Array,
+    per_segment: int,
     LATENCY_K: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
+    PACKED: ct.Constant[bool],
 ) -> None:
-    """The state N that enters each chunk, and the final one: a block walks the chunks of one sequence and head with
-    a tile of the state in registers.
-    """
-    heads = N0.shape[1]
+    """The state N that a segment would end with if it began at zero, and what is left of what enters it."""
+    heads = N_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    n_tile = ct.bid(1)
+    sequence, lane, slot = batch, batch, 0
+    segment, origin = ct.bid(1), 0
+    if PACKED:
+        row = batch
+        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        lane, origin = 0, row - segment
+        stop = ct.where(last, start, stop)  # nothing enters a segment after the last
+        k = k.slice(1, start, stop)
     length = k.shape[1]
+    n_tile = ct.bid(2)
 
-    N_tile = load(N0, (batch, head, n_tile), (1, 1, TILE_N)).reshape((TILE_N,))  # [N]
-    for chunk in range(ct.cdiv(length, CHUNK)):
-        store(N_entry, (batch, head, chunk, n_tile), (1, 1, 1, TILE_N), N_tile)
+    N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
+    N_left_tile = ct.zeros((), dtype=ct.float32)
+    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         k_tile = load(  # [L, N]
             k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K
-        ).reshape((CHUNK, TILE_N)).astype(ct.float32)
-        write_tile = load(write, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
-        decay_sum_tile = load(decay_sum, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
+        ).astype(ct.float32)
+        write_tile = load(write, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
+        decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
         carry = (  # [L]: what is left of a token's input at the end of the chunk
-            write_tile * ct.exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
+            write_tile * exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
         )
-        N_tile = ct.exp2(decay_end) * N_tile + ct.sum(ct.transpose(k_tile) * carry[None, :], axis=1)  # [N]
-    store(N_final, (batch, head, n_tile), (1, 1, TILE_N), N_tile)
+        N_tile = exp2(decay_end) * N_tile + ct.sum(ct.transpose(k_tile) * carry[None, :], axis=1)  # [N]
+        N_left_tile = N_left_tile + decay_end
+    store(N_part, (lane, head, origin + segment, n_tile), (1, 1, 1, TILE_N), N_tile)
+    if ct.bid(2) == 0:
+        store(N_left, (lane, head, origin + segment), (1, 1, 1), N_left_tile)
 
 
 @ct.kernel
-def compute_out(
+def walk_out(
     q: ct.Array, k: ct.Array, v: ct.Array,
-    C_entry: ct.Array, N_entry: ct.Array, decay_sum: ct.Array, write: ct.Array,
+    C0: ct.Array, N0: ct.Array,
+    C_left: ct.Array, C_part: ct.Array, N_left: ct.Array, N_part: ct.Array, decay_sum: ct.Array, write: ct.Array,
+    segment_table: ct.Array,
     y: ct.Array,
+    C_final: ct.Array, N_final: ct.Array,
+    per_segment: int,
     LATENCY_K: ct.Constant[int], SCORES: ct.Constant[int], CARRIED: ct.Constant[int], LATENCY_V: ct.Constant[int],
-    INTRA: ct.Constant[int], CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+    INTRA: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
+    TILE_P: ct.Constant[int],
+    PACKED: ct.Constant[bool], WITH_C0: ct.Constant[bool], WITH_N0: ct.Constant[bool],
 ) -> None:
-    """The outputs of one chunk: what tokens read from the state that entered it, what they read from each other,
-    and the rest, fused; intermediates stay in registers.
-    """
-    heads, chunks = C_entry.shape[1], C_entry.shape[2]
-    head, block = ct.bid(0) % heads, ct.bid(0) // heads
-    p_tiles = ct.cdiv(y.shape[3], TILE_P)
-    p_tile, block = block % p_tiles, block // p_tiles
-    chunk, batch = block % chunks, block // chunks
+    """The outputs of a segment: a block walks its chunks with the states in registers."""
+    heads = C_final.shape[1]
+    batch, head = ct.bid(0) // heads, ct.bid(0) % heads
+    sequence, lane, slot = batch, batch, 0
+    segment, origin = ct.bid(1), 0
+    last = segment == ct.num_blocks(1) - 1
+    if PACKED:
+        row = batch
+        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        lane, origin = 0, row - segment
+        q = q.slice(1, start, stop)
+        k = k.slice(1, start, stop)
+        v = v.slice(1, start, stop)
+        y = y.slice(1, start, stop)
+    length = q.shape[1]
+    p_tile = ct.bid(2)
     token = ct.arange(CHUNK, dtype=ct.int32)
 
-    # Products over the column axis: of tokens with each other, and of tokens with the state that entered the chunk.
-    scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
-    read_C_carried = ct.zeros((CHUNK, TILE_P), dtype=ct.float32)  # [L, P]
-    read_N_carried = ct.zeros((CHUNK,), dtype=ct.float32)  # [L]
-    for n_tile in range(ct.cdiv(q.shape[3], TILE_N)):
-        q_tile = load(q, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N)).reshape((CHUNK, TILE_N))  # [L, N]
-        k_tile = load(  # [L, N]
-            k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K
-        ).reshape((CHUNK, TILE_N))
-        scores = dot(q_tile, ct.transpose(k_tile), scores, SCORES)  # [L, L]
-        C_entry_tile = load(  # [P, N]
-            C_entry, (batch, head, chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
-        ).reshape((TILE_P, TILE_N))
-        read_C_carried = dot(q_tile, ct.transpose(C_entry_tile), read_C_carried, CARRIED)  # [L, P]
-        N_entry_tile = load(  # [N]
-            N_entry, (batch, head, chunk, n_tile), (1, 1, 1, TILE_N)
-        ).reshape((TILE_N,)).astype(ct.float32)
-        read_N_carried = read_N_carried + ct.sum(ct.astype(q_tile, ct.float32) * N_entry_tile[None, :], axis=1)  # [L]
-
-    # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
-    decay_sum_tile = load(decay_sum, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
-    write_tile = load(write, (batch, head, chunk), (1, 1, CHUNK)).reshape((CHUNK,))  # [L]
     causal = token[:, None] >= token[None, :]  # [L, L]
-    decay_left = ct.exp2(  # [L, L]: what is left of token j at token i
-        ct.minimum(decay_sum_tile[:, None] - decay_sum_tile[None, :], 0.0)
-    )
-    score = ct.where(causal, scores * decay_left * write_tile[None, :], 0.0)  # [L, L]
-    v_tile = load(  # [L, P]
-        v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V
-    ).reshape((CHUNK, TILE_P))
-    read_C = dot(score, v_tile, read_C_carried * ct.exp2(decay_sum_tile)[:, None], INTRA)  # [L, P]
-    read_N = read_N_carried * ct.exp2(decay_sum_tile) + ct.sum(score, axis=1)  # [L]
+    if WITH_C0:
+        C_tile = load(C0, (sequence, head, 0, p_tile), (1, 1, TILE_N, TILE_P), order=(0, 1, 3, 2))  # [N, P]
+    else:
+        C_tile = ct.zeros((TILE_N, TILE_P), dtype=ct.float32)  # [N, P]
+    if WITH_N0:
+        N_tile = load(N0, (sequence, head, 0), (1, 1, TILE_N))  # [N]
+    else:
+        N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
+    for before in range(segment):
+        C_left_tile = load(C_left, (lane, head, origin + before), (1, 1, 1))
+        C_part_tile = load(C_part, (lane, head, origin + before, 0, p_tile), (1, 1, 1, TILE_N, TILE_P))  # [N, P]
+        C_tile = exp2(C_left_tile) * C_tile + C_part_tile  # [N, P]
+        N_left_tile = load(N_left, (lane, head, origin + before), (1, 1, 1))
+        N_part_tile = load(N_part, (lane, head, origin + before, 0), (1, 1, 1, TILE_N))  # [N]
+        N_tile = exp2(N_left_tile) * N_tile + N_part_tile  # [N]
 
-    # mlstm.ssd:22  y = (C[t] . q) / max(abs(N[t] . q), 1)
-    y_tile = read_C / ct.maximum(ct.abs(read_N), 1.0)[:, None]  # [L, P]
-    store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), y_tile)
+    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+        # Products over the column axis: of tokens with each other, and of tokens with the state that enters the chunk.
+        scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
+        read_C_carried = ct.zeros((CHUNK, TILE_P), dtype=ct.float32)  # [L, P]
+        read_N_carried = ct.zeros((CHUNK,), dtype=ct.float32)  # [L]
+        q_tile = load(q, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_N))  # [L, N]
+        k_tile = load(k, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_K)  # [L, N]
+        scores = dot(q_tile, ct.transpose(k_tile), scores, SCORES)  # [L, L]
+        read_C_carried = dot(q_tile, C_tile, read_C_carried, CARRIED)  # [L, P]
+        read_N_carried = (  # [L]
+            read_N_carried + ct.sum(ct.astype(q_tile, ct.float32) * ct.astype(N_tile, ct.float32)[None, :], axis=1)
+        )
+
+        # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
+        decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
+        decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
+        write_tile = load(write, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
+        decay_left = exp2(  # [L, L]: what is left of token j at token i
+            ct.minimum(decay_sum_tile[:, None] - decay_sum_tile[None, :], 0.0)
+        )
+        score = ct.where(causal, scores * decay_left * write_tile[None, :], 0.0)  # [L, L]
+        v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V)  # [L, P]
+        read_C = dot(score, v_tile, read_C_carried * exp2(decay_sum_tile)[:, None], INTRA)  # [L, P]
+        read_N = read_N_carried * exp2(decay_sum_tile) + ct.sum(score, axis=1)  # [L]
+        # mlstm.ssd:22  y = (C[t] . q) / max(abs(N[t] . q), 1)
+        y_tile = read_C / ct.maximum(ct.abs(read_N), 1.0)[:, None]  # [L, P]
+        store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), y_tile)
+
+        # The state at the end of the chunk.
+        carry = (  # [L]: what is left of a token's input at the end of the chunk
+            write_tile * exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
+        )
+        C_tile = dot(  # [N, P]
+            ct.transpose(k_tile), ct.astype(v_tile, ct.float32) * carry[:, None], exp2(decay_end) * C_tile, STATE
+        )
+        carry_2 = (  # [L]: what is left of a token's input at the end of the chunk
+            write_tile * exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
+        )
+        N_tile = (  # [N]
+            exp2(decay_end) * N_tile + ct.sum(ct.astype(ct.transpose(k_tile), ct.float32) * carry_2[None, :], axis=1)
+        )
+
+    if last:
+        store(C_final, (sequence, head, p_tile, 0), (1, 1, TILE_P, TILE_N), ct.transpose(C_tile))
+    if last and p_tile == 0:
+        store(N_final, (sequence, head, 0), (1, 1, TILE_N), N_tile)
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
     *,
-    C0: Tensor | None = None, N0: Tensor | None = None, config: Config | None = None,
+    C0: Tensor | None = None, N0: Tensor | None = None, cu_seqlens: Tensor | None = None, seq_idx: Tensor | None = None,
+    mask: Tensor | None = None, config: Config | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """mLSTM with sigmoid gates (Beck et al. 2024, arXiv 2405.04517; Beck et al. 2025, arXiv 2503.14376).
 
@@ -261,36 +333,29 @@ def forward(
     f: [b t h], float32 or bfloat16 or float16
     C0: [b h p n], float32: the state before the first token, zero if absent
     N0: [b h n], float32: the state before the first token, zero if absent
+    cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; each
+    has its own initial and final state
+    seq_idx: [b t], int32 or int64: a sequence begins wherever it changes
+    mask: [b t], bool: tokens where it is false leave states as they are, and their outputs are 0
 
     On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
     missing input, a dtype, rank, size, device or range.
     """
-    size = _rt.check(
+    size, sequences = _packed.check(
         LAYER,
         {"q": q, "k": k, "v": v, "i": i, "f": f},
         {"C": C0, "N": N0},
         {},
+        (cu_seqlens, seq_idx, mask),
     )
-    if C0 is None:
-        C0 = _rt.zeros(LAYER.states["C"], size, v)
-    if N0 is None:
-        N0 = _rt.zeros(LAYER.states["N"], size, v)
     config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
-    if not _rt.runs_kernels(v):
-        return _portable(q, k, v, i, f, C0, N0, size, config.chunk)
-
-    tensors = (q, k, v, i, f, C0, N0)
-    _rt.check_kernels(LAYER.name, tensors)
-    y = torch.empty((size["b"], size["t"], size["h"], size["p"]), dtype=v.dtype, device=v.device)
-    C_final = torch.empty_like(C0) if size["t"] else C0.clone()
-    N_final = torch.empty_like(N0) if size["t"] else N0.clone()
-    for rows, now in _rt.pieces(LAYER, size, config.chunk, tensors):
-        first = now.start == 0
-        _three_kernel(
-            q[rows, now], k[rows, now], v[rows, now], i[rows, now], f[rows, now], C0[rows] if first else C_final[rows],
-            N0[rows] if first else N_final[rows], y[rows, now], C_final[rows], N_final[rows], config,
-        )
-    return y, C_final, N_final
+    if _rt.runs_kernels(v):
+        return _cut.run(LAYER, _segmented, sequences, (q, k, v, i, f), (), (C0, N0), size, config)
+    if C0 is None:
+        C0 = _packed.zeros(LAYER, "C", size, v)
+    if N0 is None:
+        N0 = _packed.zeros(LAYER, "N", size, v)
+    return _packed.each(LAYER, _portable, sequences, (q, k, v, i, f), (), (C0, N0), size, config.chunk)
 
 
 def init_state(
@@ -304,47 +369,66 @@ def init_state(
     )
 
 
-def _three_kernel(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C0: Tensor, N0: Tensor, y: Tensor, C_final: Tensor,
-    N_final: Tensor, config: Config,
+def _segmented(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C0: Tensor | None, N0: Tensor | None, y: Tensor,
+    C_final: Tensor, N_final: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
-    size_b, size_h, size_p, size_n, size_t = q.shape[0], q.shape[2], v.shape[3], q.shape[3], q.shape[1]
+    size_h, size_p, size_n, size_b, size_t = q.shape[2], v.shape[3], q.shape[3], q.shape[0], q.shape[1]
     q, k, v, i, f = (_rt.indexable(v) for v in (q, k, v, i, f))
-    chunks = _rt.ceil_div(size_t, config.chunk)
-    # write[b h t]: weight write
-    write = torch.empty((size_b, size_h, chunks * config.chunk), dtype=torch.float32, device=v.device)
-    # decay_sum[b h t]: running sum of logsigmoid(f) * LOG2E within a chunk
-    decay_sum = torch.empty((size_b, size_h, chunks * config.chunk), dtype=torch.float32, device=v.device)
-    # C_entry[b h chunk p n]: the state C that enters each chunk
-    C_entry = torch.empty((size_b, size_h, chunks, size_p, size_n), dtype=_rt.stored(config.carried), device=v.device)
-    # N_entry[b h chunk n]: the state N that enters each chunk
-    N_entry = torch.empty((size_b, size_h, chunks, size_n), dtype=torch.float32, device=v.device)
-    _rt.launch(
-        _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum),
-        (size_b * chunks, _rt.ceil_div(size_h, config.tile_h)),
-        (i, f, write, decay_sum, float(size_n), config.chunk, config.tile_h),
+    cut = _cut.cut(
+        size_b, size_t, config.chunk, config.segments, size_h * _rt.ceil_div(size_p, config.tile_p), sequences, v
     )
+    # write[b h t]: weight write
+    write = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
+    # decay_sum[b h t]: running sum of logsigmoid(f) * LOG2E within a chunk
+    decay_sum = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
+    # C_part[b h segment n p]: the state C that each segment would end with if it began at zero
+    C_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=v.device)
+    # C_left[b h segment]: the sum of the log2 decays of C over each segment
+    C_left = torch.empty((cut.lanes, size_h, cut.parts), dtype=torch.float32, device=v.device)
+    # N_part[b h segment n]: the state N that each segment would end with if it began at zero
+    N_part = torch.empty((cut.lanes, size_h, cut.parts, size_n), dtype=torch.float32, device=v.device)
+    # N_left[b h segment]: the sum of the log2 decays of N over each segment
+    N_left = torch.empty((cut.lanes, size_h, cut.parts), dtype=torch.float32, device=v.device)
     _rt.launch(
-        _rt.hinted(fwd_pass_state_C, config.occupancy_fwd_pass_state),
-        (size_b * size_h, _rt.ceil_div(size_p, config.state_tile_p), _rt.ceil_div(size_n, config.state_tile_n)),
+        _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
+        (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (
-            k, v, C0, write, decay_sum, C_entry, C_final, config.latency_v, config.latency_k,
-            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
+            i, f, write, decay_sum, _rt.given(cut.chunk_table, v), float(size_n), config.chunk, config.tile_h,
+            sequences is not None,
         ),
     )
     _rt.launch(
-        _rt.hinted(fwd_pass_state_N, config.occupancy_fwd_pass_state),
-        (size_b * size_h, _rt.ceil_div(size_n, config.state_tile_n)),
-        (k, N0, write, decay_sum, N_entry, N_final, config.latency_k, config.chunk, config.state_tile_n),
+        _rt.hinted(segment_states_C, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
+        (
+            cut.walks * size_h,
+            cut.inner,
+            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
+        ),
+        (
+            k, v, write, decay_sum, C_part, C_left, _rt.given(cut.segment_table, v), cut.per_segment, config.latency_v,
+            config.latency_k, _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
+            sequences is not None,
+        ),
     )
     _rt.launch(
-        _rt.hinted(compute_out, config.occupancy_compute_out),
-        (size_b * chunks * _rt.ceil_div(size_p, config.tile_p) * size_h,),
+        _rt.hinted(segment_states_N, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
+        (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            q, k, v, C_entry, N_entry, decay_sum, write, y, config.latency_k, _rt.PRECISION[config.scores],
-            _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra], config.chunk, config.tile_p,
-            config.tile_n,
+            k, write, decay_sum, N_part, N_left, _rt.given(cut.segment_table, v), cut.per_segment, config.latency_k,
+            config.chunk, config.state_tile_n, sequences is not None,
+        ),
+    )
+    _rt.launch(
+        _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
+        (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
+        (
+            q, k, v, _rt.given(C0, C_final), _rt.given(N0, N_final), C_left, C_part, N_left, N_part, decay_sum, write,
+            _rt.given(cut.segment_table, v), y, C_final, N_final, cut.per_segment, config.latency_k,
+            _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra],
+            _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None,
+            C0 is not None, N0 is not None,
         ),
     )
 
@@ -400,5 +484,5 @@ def _portable(
     return y, C, N
 
 
-SPEC_DIGEST = "d0de21c5ac59a86aef6c1460f88973c763767cc7f6198bda21232038e872204e"
+SPEC_DIGEST = "1eb781cd19dea253f942e5647c0f71b3f5f97bef3a04bb410563e4911a2908e3"
 """SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""

@@ -47,6 +47,8 @@ def imports(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
+            if node.level == 1 and path.parent == SUPPORT:
+                continue  # a neighbour, which is copied too
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute, so that rooms can be read off them"
             assert node.module is not None
             yield node.module

@@ -12,9 +12,12 @@ from ssdgen.emit.layout import broken
 from ssdgen.emit.printer import LOG2E
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import INFINITY, Output, State, Tensor
-from ssdgen.ir.plan import Kernel, Parameter, Plan, PortableInput, PortableOutput, Workspace
+from ssdgen.ir.plan import GroupKernel, Kernel, Parameter, Plan, PortableInput, PortableOutput, WalkKernel, Workspace
 from ssdgen.ir.schedule import PRODUCTS
 from ssdgen.plan.names import host_scope
+
+PACKINGS = ("cu_seqlens", "seq_idx", "mask")
+"""The arguments of `forward` that cut its tokens into sequences."""
 
 DTYPES = {"bf16": "torch.bfloat16", "f16": "torch.float16", "f32": "torch.float32"}
 
@@ -78,15 +81,12 @@ class Host:
             "leader": plan.leader,
             "plan_name": plan.config.plan,
             "portable": plan.portable,
-            "optional": [t.name for t in layer.inputs if t.optional],
             "forward_doc": self._forward_doc(),
-            "every_tensor": [*tensors, *initials],
             "portable_tensors": [*tensors, *(self.host(s.name) for s in layer.states)],
             "required_arguments": [f"{self.host(t.name)}: Tensor" for t in layer.inputs if t.required],
             "other_arguments": self._other_arguments(),
             "portable_arguments": self._portable_arguments(),
             "portable_call": self._portable_call(initials),
-            "piece_call": self._piece_call(),
             "outputs": outputs,
             "results": [*(o.host for o in outputs), *finals],
             "portable_results": [*(o.host for o in outputs), *(self.host(s.name) for s in layer.states)],
@@ -109,33 +109,39 @@ class Host:
 
     def _kernel_context(self) -> dict[str, Any]:
         plan, layer = self._plan, self._layer
-        common = [k for k in plan.kernels if all(k.name in names for _, names in plan.variants)]
-        by_name = {k.name: k for k in plan.kernels}
-        optional = [t.name for t in layer.inputs if t.optional]
-        variants = []
-        for i, (present, names) in enumerate(plan.variants):
-            kernel = by_name[names[-1]]
-            tests = [f"{self.host(t)} is {'not ' if t in present else ''}None" for t in optional]
-            last = i == len(plan.variants) - 1
-            condition = f"{'if' if i == 0 else 'elif'} {' and '.join(tests)}:" if optional and not last else ""
-            variants.append(("else:" if optional and last else condition, self._launch(kernel)))
+        inputs = _tuple([self.host(t.name) for t in layer.inputs])
+        scalars = _tuple([f"float({self.host(p.name)})" for p in layer.params])
+        initials = _tuple([self.initial(s.name) for s in layer.states])
+        wanted = {"segmented": "config.segments"}.get(plan.config.plan, "1")
+        blocks = " * ".join(g for g in (f"size_{layer.head}", *plan.kernels[-1].grid) if not g.startswith("cut."))
+        sizes = f"size_{layer.batch}, size_{layer.time}, config.chunk"
         return {
+            "kernels_call": ["LAYER", f"_{plan.config.plan}", "sequences", inputs, scalars, initials, "size", "config"],
+            "packs": isinstance(plan.kernels[-1], WalkKernel),
             "plan_arguments": self._plan_arguments(),
             "indexable": self._each(
                 [self.host(t.name) for t in layer.inputs if layer.time in t.axes and not t.optional], "_rt.indexable(v)"
             ),
             "plan_sizes": self._sizes(list(plan.kernels)),
-            "walks": " * ".join(g for g in plan.kernels[-1].grid if g != "segments"),
+            "cut": f"_cut.cut({sizes}, {wanted}, {blocks}, sequences, {self.host(plan.leader)})",
+            "sharing": self._sharing(),
             "workspaces": [self._workspace(w) for w in plan.workspaces],
-            "common_launches": [self._launch(k) for k in common if k.role != "compute_out"],
-            "variant_launches": variants,
+            "launches": [(getattr(k, "condition", ""), self._launch(k)) for k in plan.kernels],
         }
+
+    def _sharing(self) -> str:
+        """The host expression of whether heads share products; empty if no kernel can compute them for a group."""
+        kernel = next((k for k in self._plan.kernels if isinstance(k, GroupKernel)), None)
+        if kernel is None:
+            return ""
+        return f"0 < config.share_scores_from <= size_{self._layer.head} // {kernel.grid[1]}"
 
     def _other_arguments(self) -> list[str]:
         layer = self._layer
         args = [f"{self.host(t.name)}: Tensor | None = None" for t in layer.inputs if not t.required]
         args += [f"{self.host(p.name)}: float = {number(p.default)}" for p in layer.params]
         args += [f"{self.initial(s.name)}: Tensor | None = None" for s in layer.states]
+        args += [f"{name}: Tensor | None = None" for name in PACKINGS]
         return [*args, "config: Config | None = None"]
 
     def _portable_arguments(self) -> list[str]:
@@ -148,39 +154,17 @@ class Host:
         layer = self._layer
         args = [f"{self.host(t.name)}: Tensor{' | None' if t.optional else ''}" for t in layer.inputs]
         args += [f"{self.host(p.name)}: float" for p in layer.params]
-        args += [f"{self.initial(s.name)}: Tensor" for s in layer.states]
+        args += [f"{self.initial(s.name)}: Tensor | None" for s in layer.states]
         args += [f"{self.host(o.name)}: Tensor" for o in layer.outputs]
-        return [*args, *(f"{self.final(s.name)}: Tensor" for s in layer.states), "config: Config"]
+        args += [f"{self.final(s.name)}: Tensor" for s in layer.states]
+        return [*args, "sequences: _packed.Sequences | None", "config: Config"]
 
     def _portable_call(self, initials: list[str]) -> list[str]:
         layer, leader = self._layer, self.host(self._plan.leader)
-        args = [self.host(t.name) for t in layer.inputs]
-        args += [f"_rt.scalar({self.host(p.name)}, {leader})" for p in layer.params]
-        return [*args, *initials, "size", "config.chunk"]
-
-    def _piece_call(self) -> list[str]:
-        """The arguments of one launch of the plan: every array cut to rows of the batch and tokens."""
-        layer = self._layer
-        layouts = dict(self._plan.config.layouts)
-        args = []
-        for t in layer.inputs:
-            index = self._piece(layouts.get(t.name, t.axes))
-            name = self.host(t.name)
-            args.append(f"_rt.part({name}, {index})" if t.optional and index else f"{name}[{index}]" if index else name)
-        args += [f"float({self.host(p.name)})" for p in layer.params]
-        for s in layer.states:
-            first, later = self.initial(s.name), self.final(s.name)
-            args.append(f"{first}[rows] if first else {later}[rows]")
-        args += [f"{self.host(o.name)}[{self._piece(layouts.get(o.name, o.axes))}]" for o in layer.outputs]
-        args += [f"{self.final(s.name)}[rows]" for s in layer.states]
-        return [*args, "config"]
-
-    def _piece(self, axes: Axes) -> str:
-        layer = self._layer
-        cuts = [{layer.batch: "rows", layer.time: "now"}.get(a, ":") for a in axes]
-        while cuts and cuts[-1] == ":":
-            cuts.pop()
-        return ", ".join(cuts) if cuts and len(cuts) > 0 else ""
+        inputs = [self.host(t.name) for t in layer.inputs]
+        scalars = [f"_rt.scalar({self.host(p.name)}, {leader})" for p in layer.params]
+        groups = [_tuple(items) for items in (inputs, scalars, initials)]
+        return ["LAYER", "_portable", "sequences", *groups, "size", "config.chunk"]
 
     def _output(self, o: Output) -> _Output:
         layer = self._layer
@@ -232,12 +216,12 @@ class Host:
     def _sizes(self, kernels: list[Kernel]) -> str:
         """The line that reads the lengths the host needs off the arrays."""
         texts = [g for k in kernels for g in k.grid] + [x for w in self._plan.workspaces for x in w.shape]
-        texts += [f"size_{self._layer.time}"]
+        texts += [f"size_{self._layer.batch} size_{self._layer.time} size_{self._layer.head}"]
         texts += [p.argument for k in kernels for p in k.parameters if p.argument.startswith("size_")]
         needed = dict.fromkeys(name for text in texts for name in re.findall(r"\bsize_(\w+)", text))
         layouts = dict(self._plan.config.layouts)
         arrays = [(self.host(t.name), layouts.get(t.name, t.axes)) for t in self._layer.inputs if t.required]
-        arrays += [(self.initial(s.name), s.axes) for s in self._layer.states]
+        arrays += [(self.final(s.name), s.axes) for s in self._layer.states]
         sources = []
         for axis in needed:
             name, axes = next((n, a) for n, a in arrays if axis in a)
@@ -245,7 +229,7 @@ class Host:
         return broken(f"{', '.join(f'size_{a}' for a in needed)} = ", ", ".join(sources), "    ")
 
     def _workspace(self, w: Workspace) -> _Workspace:
-        dtype = "_rt.stored(config.carried)" if w.dtype == "carried" else DTYPES[w.dtype]
+        dtype = f"_rt.stored(config.{w.dtype})" if w.dtype in PRODUCTS else DTYPES[w.dtype]
         shape = f"({', '.join(w.shape)})"
         name, leader = self._names.of("workspace", w.name), self.host(self._plan.leader)
         code = f"torch.empty({shape}, dtype={dtype}, device={leader}.device)"
@@ -255,7 +239,7 @@ class Host:
 
     def _launch(self, kernel: Kernel) -> str:
         args = ", ".join(self._argument(p) for p in kernel.parameters)
-        hinted = f"_rt.hinted({kernel.name}, config.{kernel.occupancy})"
+        hinted = f"_rt.hinted({kernel.name}, config.occupancy_{kernel.role}, config.warps_{kernel.role})"
         grid = f"({', '.join(kernel.grid)}{',' if len(kernel.grid) == 1 else ''})"
         return f"_rt.launch({hinted}, {grid}, ({args}))"
 
@@ -274,15 +258,30 @@ class Host:
                 name = self.host(p.argument)
                 if p.per_head is not None:
                     name = f"_rt.per_head({name}, {p.per_head}, size_{self._layer.head})"
-                return f"_rt.indexable({name})" if self._layer.tensor(p.argument).optional else name
+                if self._layer.tensor(p.argument).optional:
+                    return f"_rt.indexable(_rt.given({name}, {self.host(self._plan.leader)}))"
+                return name
+            case "flag":
+                return self._flag(p.argument)
+            case "table":
+                return f"_rt.given(cut.{p.argument}, {self.host(self._plan.leader)})"
             case "initial":
-                return self.initial(p.argument.removesuffix("0"))
+                state = p.argument.removesuffix("0")
+                return f"_rt.given({self.initial(state)}, {self.final(state)})"
             case "final":
                 return self.final(p.argument.removesuffix("_final"))
             case "workspace":
                 return self._names.of("workspace", p.argument)
             case "output":
                 return self.host(p.argument)
+
+    def _flag(self, argument: str) -> str:
+        """The host expression that sets a flag."""
+        if argument == "shared":
+            return argument
+        states = {f"{s.name}0": self.initial(s.name) for s in self._layer.states}
+        name = "sequences" if argument == "sequences" else states.get(argument) or self.host(argument)
+        return f"{name} is not None"
 
     def _forward_doc(self) -> str:
         layer = self._layer
@@ -300,6 +299,13 @@ class Host:
         for s in layer.states:
             text = "the state before the first token, zero if absent"
             lines.append(f"{self.initial(s.name)}: [{' '.join(s.axes)}], float32: {text}")
+        plane = f"[{layer.batch} {layer.time}]"
+        lines += [
+            "cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; each has"
+            " its own initial and final state",
+            f"seq_idx: {plane}, int32 or int64: a sequence begins wherever it changes",
+            f"mask: {plane}, bool: tokens where it is false leave states as they are, and their outputs are 0",
+        ]
         lines += [
             "",
             "On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a"
@@ -326,6 +332,10 @@ def _state(state: State) -> str:
 
 def _shape(axes: Axes, size: str) -> str:
     items = [f"{size}[{_quote(a)}]" for a in axes]
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def _tuple(items: list[str]) -> str:
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 

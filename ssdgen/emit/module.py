@@ -20,22 +20,37 @@ from ssdgen.emit.printer import LOG2E
 from ssdgen.emit.statements import Commenter, CutileStatements, TorchStatements
 from ssdgen.ir.expr import Apply, Axes, Ref, mul, to_text
 from ssdgen.ir.layer import Axis, Layer, Param, Tensor
-from ssdgen.ir.plan import KEY, Kernel, Knob, OutputKernel, Parameter, Plan, StateKernel, TokenKernel, WalkKernel
+from ssdgen.ir.plan import (
+    KEY,
+    GroupKernel,
+    Kernel,
+    Knob,
+    OutputKernel,
+    Parameter,
+    Plan,
+    StateKernel,
+    TokenKernel,
+    WalkKernel,
+)
 from ssdgen.plan import Unsupported
 from ssdgen.resources import resource_dir
 
-SUPPORT = ("_runtime.py", "_tiles.py")
+SUPPORT = ("_cut.py", "_packed.py", "_runtime.py", "_tiles.py")
 """Files that stand beside emitted modules, copied as they are."""
 
 TEMPLATES: dict[type[Kernel], str] = {
     TokenKernel: "chunk_cumsum.py.j2",
+    GroupKernel: "group_scores.py.j2",
     StateKernel: "fwd_pass_state.py.j2",
     OutputKernel: "compute_out.py.j2",
     WalkKernel: "walk_out.py.j2",
 }
 """The algorithm's skeleton for each kind of kernel."""
 
-HELPERS = ("clamp", "dot", "load", "log1p", "log_sigmoid", "sigmoid", "silu", "softplus", "store")
+HELPERS = (
+    *("chunk_at", "clamp", "dot", "exp2", "load", "log1p", "log_sigmoid", "segment_at", "sigmoid", "silu", "softplus"),
+    "store",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +82,6 @@ def emit(plan: Plan, portable_only: bool = False) -> ModuleSource:
         kernels=kernels,
         helpers=_helpers(kernels),
         plan=plan,
-        plan_template=f"{plan.config.plan}.py.j2",
         knobs=plan.knobs,
         configs=_configs(plan),
         digest=hashlib.sha256(layer.source.text.encode()).hexdigest(),
@@ -112,6 +126,8 @@ def _environment(plan: Plan) -> jinja2.Environment:
         "strings": lambda axes: "(" + ", ".join(map(_string, axes)) + ("," if len(axes) == 1 else "") + ")",
         "number": number,
         "input_table": lambda t: _input_table(t, dict(plan.config.layouts).get(t.name, t.axes)),
+        "output_dtype": lambda o: _string(o.like) if o.like else DTYPES[o.dtypes[0]],
+        "output_axes": lambda o: dict(plan.config.layouts).get(o.name, o.axes),
         "scalar_table": _scalar_table,
         "field": _field,
         "filled": lambda items, depth: "\n".join(filled(list(items), "    " * depth)),
@@ -149,7 +165,7 @@ def _parameters(kernel: Kernel) -> str:
     def kind(p: Parameter) -> str:
         if p.role == "scalar":
             return "int" if p.dtype == "i32" else "float"
-        return "ct.Constant[int]" if p.role == "constant" else "ct.Array"
+        return {"constant": "ct.Constant[int]", "flag": "ct.Constant[bool]"}.get(p.role, "ct.Array")
 
     lines: list[str] = []
     for _, group in itertools.groupby(kernel.parameters, key=lambda p: p.role):

@@ -124,7 +124,7 @@ def _cutile_permute(code: str, axes: Axes, wanted: Axes) -> str:
 CUTILE = Dialect(
     calls={
         "exp": "ct.exp({0})",
-        "exp2": "ct.exp2({0})",
+        "exp2": "exp2({0})",
         "log": "ct.log({0})",
         "log2": "ct.log2({0})",
         "log1p": "log1p({0})",

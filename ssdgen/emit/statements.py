@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ssdgen.emit.layout import assign, broken
+from ssdgen.emit.layout import INDENT, assign, broken
 from ssdgen.emit.printer import CUTILE, TORCH, Printer
 from ssdgen.ir.expr import Axes, Const, Expr, Ref, axes_of, merge_axes
 from ssdgen.ir.layer import Layer
@@ -21,6 +21,7 @@ from ssdgen.ir.plan import (
     Slice,
     Statement,
     Store,
+    When,
     Zeros,
 )
 
@@ -81,20 +82,29 @@ class CutileStatements:
                 return self._dot(s, indent)
             case Store():
                 return self._store(s, indent)
+            case When():
+                return self._when(s, indent)
 
     def extents(self, axes: Axes) -> str:
         """The shape of a tile with these axes."""
         time = (self._layer.time, KEY)
         return _tuple("CHUNK" if a in time else f"TILE_{a.upper()}" for a in axes)
 
+    def _when(self, s: When, indent: str) -> str:
+        parts = ((f"if {s.flag}:", s.body), ("else:", s.otherwise))
+        lines = [
+            "\n".join([f"{indent}{head}", *(self.statement(x, indent + INDENT) for x in body)])
+            for head, body in parts
+            if body
+        ]
+        return "\n".join(lines)
+
     def _load(self, s: Load, indent: str) -> str:
         args = [s.array, _tuple(slot.index for slot in s.slots), _tuple(slot.extent for slot in s.slots)]
         args += [f"order={s.order}"] if s.order else []
         args += [f"latency={s.latency}"] if s.latency else []
-        kept = [slot.extent for slot in s.slots if slot.axis in s.target.axes]
-        shape = "" if len(kept) == len(s.slots) else f".reshape({_tuple(kept)})"
         cast = ".astype(ct.float32)" if s.cast else ""
-        code = f"load({', '.join(args)}){shape}{cast}"
+        code = f"load({', '.join(args)}){cast}"
         return assign(s.target.name, code, indent, self._comment.shape(s.target.axes))
 
     def _dot(self, s: Dot, indent: str) -> str:

@@ -10,12 +10,13 @@ table in the module's docstring are printed from that.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.expr import Axes, Expr, Ref
-from ssdgen.ir.schedule import PlanName, Product
+from ssdgen.ir.schedule import PlanName, Product, Side
 
 KEY = "t'"
 """The time axis of the tokens that are looked back at: scores have axes (time, KEY)."""
@@ -29,18 +30,19 @@ SEGMENTS = "segment'"
 TILE_OPS: dict[str, int] = {"float32": 1, "where": 3, "ge": 2, "gt": 2, "lt": 2, "and": 2}
 """Operations that occur in plans only, beside those of `ssdgen.ir.expr.OPS`."""
 
-Role = Literal["input", "initial", "workspace", "output", "final", "scalar", "constant"]
+Role = Literal["input", "initial", "workspace", "table", "output", "final", "scalar", "constant", "flag"]
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter of a kernel.
 
-    Arrays (input, initial state, workspace, output, final state) have `axes`, in the order of the array's dimensions, and
-    a `dtype`: a fixed one, or `like NAME` for that of an input. `scalar` is a number passed at run time (f32 or i32),
-    `constant` an int that specialises the kernel. `argument` is the layer's name for what the host passes, a workspace, or
-    a config field; with `per_head` that tensor is passed with its group axis, at this dimension, repeated to one entry a
-    head.
+    Arrays (input, initial state, workspace, table of packed sequences, output, final state) have `axes`, in the order of
+    the array's dimensions, and a `dtype`: a fixed one, or `like NAME` for that of an input. `scalar` is a number passed at
+    run time (f32 or i32), `constant` an int and `flag` a bool that specialise the kernel. `argument` is the layer's name for
+    what the host passes, a workspace, a config field, or what a flag asks for; with `per_head` that tensor is passed with
+    its group axis, at this dimension, repeated to one entry a head. An array that only code under a flag reads may be a
+    stand-in when the flag is not set.
     """
 
     name: str
@@ -53,7 +55,7 @@ class Parameter:
     @property
     def is_array(self) -> bool:
         """Whether it is passed as an array."""
-        return self.role not in ("scalar", "constant")
+        return self.role not in ("scalar", "constant", "flag")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,24 @@ class Store:
     latency: str | None = None
 
 
-Statement = Load | Zeros | Let | Cumsum | Last | Dot | Store
+@dataclass(frozen=True, slots=True)
+class When:
+    """`body` in kernels compiled with the flag, `otherwise` in the others."""
+
+    flag: str
+    body: tuple[Statement, ...]
+    otherwise: tuple[Statement, ...] = ()
+
+
+Statement = Load | Zeros | Let | Cumsum | Last | Dot | Store | When
+
+
+def flattened(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Every statement, those under flags too."""
+    for s in statements:
+        yield s
+        if isinstance(s, When):
+            yield from flattened((*s.body, *s.otherwise))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +182,26 @@ class TokenKernel(Kernel):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupKernel(Kernel):
+    """Products of a chunk's tokens that the heads of a group share; launched if the host's `condition` holds."""
+
+    condition: str
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StateKernel(Kernel):
     """A walk over the chunks of a sequence, or of a segment of it, that carries one tile of a state.
 
     `chunks` are the arguments of `range`; `before` runs once, `enter` stores the state that enters a chunk, if that is
-    wanted, `step` moves it to the chunk's end, `after` stores the last one.
+    wanted, `step` moves it to the chunk's end, `after` are stores under conditions, ("", ...) for none.
     """
 
     chunks: str
     before: tuple[Statement, ...]
     enter: tuple[Statement, ...]
     step: tuple[Statement, ...]
-    after: tuple[Statement, ...]
+    after: tuple[tuple[str, tuple[Statement, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +241,7 @@ class WalkKernel(Kernel):
     after: tuple[tuple[str, tuple[Statement, ...]], ...]
 
 
-AnyKernel = TokenKernel | StateKernel | OutputKernel | WalkKernel
+AnyKernel = TokenKernel | GroupKernel | StateKernel | OutputKernel | WalkKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +325,7 @@ class Portable:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One point of a schedule. The first four change the text of a module, the rest are constants of its kernels.
+    """One point of a schedule. The first five change the text of a module, the rest are constants of its kernels.
 
     `precision` maps (input dtype, product) to a precision.
     """
@@ -307,11 +334,14 @@ class Config:
     layouts: tuple[tuple[str, Axes], ...]
     internals: tuple[tuple[str, Axes], ...]
     swap: tuple[Product, ...]
+    weighted: Side
     chunk: int
     tile: tuple[tuple[str, int], ...]
     state_tile: tuple[tuple[str, int], ...]
     latency: tuple[tuple[str, int], ...]
     occupancy: tuple[tuple[str, int], ...]
+    warps: tuple[tuple[str, int], ...]
+    share_scores_from: int
     precision: tuple[tuple[str, Product, str], ...]
 
 
@@ -322,21 +352,19 @@ class Knob:
     name: str
     doc: str
     defaults: tuple[tuple[str, int | str], ...]
-    kind: Literal["int", "precision", "occupancy"] = "int"
+    kind: Literal["int", "precision", "hint"] = "int"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """All that a module is printed from.
 
-    `kernels` are in launch order; `variants` gives, for each set of present optional inputs, the kernels launched.
-    `refused` says why there are no kernels, for a form that only the portable path computes.
+    `kernels` are in launch order. `refused` says why there are no kernels, for a form that only the portable path computes.
     """
 
     form: ChunkForm
     config: Config
     kernels: tuple[AnyKernel, ...]
-    variants: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     workspaces: tuple[Workspace, ...]
     knobs: tuple[Knob, ...]
     portable: Portable

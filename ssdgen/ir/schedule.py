@@ -25,8 +25,16 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 PlanName = Literal["three_kernel", "segmented", "single_walk"]
 PLANS: tuple[PlanName, ...] = get_args(PlanName)
-KERNELS: tuple[str, ...] = ("chunk_cumsum", "fwd_pass_state", "compute_out")
-"""The roles of kernels, as `occupancy` names them."""
+KERNELS: tuple[str, ...] = ("chunk_cumsum", "group_scores", "fwd_pass_state", "compute_out")
+"""The roles of kernels, as `occupancy` and `warps` name them."""
+
+Side = Literal["row", "column"]
+SIDES: tuple[Side, ...] = get_args(Side)
+"""The operands of the `state` product, of which one bears the weight and the decay of a token."""
+
+SHARE_SCORES_FROM = 4
+"""Heads a group from which the `scores` product is computed once a group: on an H200 a kernel of its own costs what three
+heads save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,8 @@ class Choice:
 class Schedule:
     """The declared space. `mma` holds every (dtype, product), undeclared ones filled in.
 
-    `tile` are tiles of `compute_out`, `state_tile` those of a state in `fwd_pass_state`.
+    `tile` are tiles of `compute_out`, `state_tile` those of a state in `fwd_pass_state`. `warps` are worker warps of a block,
+    `share_scores_from` how many heads a group must have to share the `scores` product, 0 for never.
     """
 
     chunk: tuple[int, ...] = (64,)
@@ -75,4 +84,7 @@ class Schedule:
     tile: tuple[Choice, ...] = ()
     state_tile: tuple[Choice, ...] = ()
     occupancy: tuple[Choice, ...] = ()
-    plan: tuple[PlanName, ...] = ("three_kernel",)
+    warps: tuple[Choice, ...] = ()
+    weighted: tuple[Side, ...] = ("row",)
+    share_scores_from: tuple[int, ...] = (SHARE_SCORES_FROM,)
+    plan: tuple[PlanName, ...] = ("segmented",)

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.expr import Apply, Axes, Contract, Expr, Index, Ref, Size, axes_of, children, refs, rewrite
 from ssdgen.ir.layer import Layer, Tensor
-from ssdgen.ir.plan import Config, Cumsum, Dot, Last, Let, Load, Parameter, Slot, Statement, Store, Zeros
+from ssdgen.ir.plan import (
+    Config,
+    Cumsum,
+    Dot,
+    Last,
+    Let,
+    Load,
+    Parameter,
+    Role,
+    Slot,
+    Statement,
+    Store,
+    When,
+    Zeros,
+    flattened,
+)
 from ssdgen.plan.lower import float32, fold
 from ssdgen.plan.names import Names
 
 LOCALS = frozenset(
     {"batch", "head", "chunk", "chunks", "heads", "length", "token", "valid", "block", "end", "head_index", "segment"}
+    | {"sequence", "lane", "slot", "origin", "last", "row", "start", "stop", "before", "_"}
 )
 
 
-ROLES = ("input", "initial", "workspace", "output", "final", "scalar", "constant")
+ROLES = get_args(Role)
 
 
 class Unsupported(Exception):
@@ -26,7 +43,8 @@ class Unsupported(Exception):
 
 @dataclass
 class KernelBuilder:
-    """Builds the parts of one kernel. `place` says how an axis of an array is cut: index and extent, 1 if one element.
+    """Builds the parts of one kernel. `place` says how an axis of an array is cut: index and extent, 1 if one element;
+    `places` where that differs for arrays of one role.
 
     `order` is the order in which tile axes lie unless something else is asked for. Inside a loop, `hoist` names the axis
     that changes from turn to turn and the section before the loop: loads and lets without that axis go there. `known` are
@@ -37,6 +55,7 @@ class KernelBuilder:
     config: Config
     place: dict[str, Slot]
     order: Axes
+    places: dict[str, dict[str, Slot]] = field(default_factory=dict)
     parameters: dict[str, Parameter] = field(default_factory=dict)
     position: list[str] = field(default_factory=list)
     known: dict[str, Ref] = field(default_factory=dict)
@@ -64,6 +83,10 @@ class KernelBuilder:
         self.parameters.setdefault(name, replace(parameter, name=name))
         return name
 
+    def flag(self, name: str, argument: str) -> str:
+        """Declare the compile-time flag `name` that the host sets from `argument`; its name."""
+        return self.declare(Parameter(name, "flag", argument))
+
     def constant(self, name: str, field: str = "") -> str:
         """Declare the compile-time constant `name`, printed in capitals, with the value of a config field; its name."""
         return self.declare(Parameter(name.upper(), "constant", field or name))
@@ -72,9 +95,11 @@ class KernelBuilder:
         """The latency constant of a tensor, if the schedule gives it one."""
         return self.constant(f"latency_{name}") if name in dict(self.config.latency) else None
 
-    def slots(self, axes: Axes) -> tuple[Slot, ...]:
-        """Where this block's tile stands in an array with these axes."""
-        return tuple(replace(self.place[a], axis=a) for a in axes)
+    def slots(self, array: str, axes: Axes | None = None) -> tuple[Slot, ...]:
+        """Where this block's tile stands in a declared array, by default with its dimensions in their own order."""
+        parameter = self.parameters[array]
+        place = self.place | self.places.get(parameter.role, {})
+        return tuple(replace(place[a], axis=a) for a in axes or parameter.axes)
 
     def tile_axes(self, axes: Axes) -> Axes:
         """The axes that remain of a tile of an array with these axes."""
@@ -86,7 +111,7 @@ class KernelBuilder:
         if key not in self.known:
             axes = self.parameters[parameter].axes
             target = Ref(self.names.of("tile", f"{parameter}_tile"), self.tile_axes(axes))
-            self.section(section, target.axes).append(Load(target, parameter, self.slots(axes), latency))
+            self.section(section, target.axes).append(Load(target, parameter, self.slots(parameter), latency))
             self.known[key] = target
         return self.known[key]
 
@@ -205,7 +230,7 @@ class KernelBuilder:
 
     def finish(self, *sections: list[Statement]) -> None:
         """Widen at the load every tile that is only ever used in arithmetic; note in `used` what is referred to."""
-        statements = [s for section in sections for s in section]
+        statements = [s for section in sections for s in flattened(section)]
         self.used |= {r.name for s in statements for e in _operands(s) for r in refs(e)}
         native = {r.name for s in statements for e in _operands(s) for r in _bare(e)}
         widened = {s.target.name for s in statements if isinstance(s, Load) and s.target.name not in native}
@@ -226,7 +251,7 @@ def _operands(statement: Statement) -> tuple[Expr, ...]:
             return (value,)
         case Dot(factors=factors, accumulator=accumulator):
             return (*factors, accumulator)
-        case Load() | Zeros():
+        case Load() | Zeros() | When():
             return ()
 
 
@@ -244,12 +269,15 @@ def _bare(expr: Expr) -> tuple[Ref, ...]:
 def _map(statement: Statement, widened: set[str], rule: Callable[[Expr], Expr | None]) -> Statement:
     match statement:
         case Load(target=target):
-            return replace(statement, cast=target.name in widened)
+            return replace(statement, cast=statement.cast or target.name in widened)
         case Dot(factors=(a, b), accumulator=accumulator):
             return replace(
                 statement, factors=(rewrite(a, rule), rewrite(b, rule)), accumulator=rewrite(accumulator, rule)
             )
         case Let(value=value) | Cumsum(value=value) | Store(value=value):
             return replace(statement, value=rewrite(value, rule))
+        case When(body=body, otherwise=otherwise):
+            mapped = (tuple(_map(s, widened, rule) for s in part) for part in (body, otherwise))
+            return When(statement.flag, *mapped)
         case Last() | Zeros():
             return statement

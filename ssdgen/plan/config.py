@@ -42,6 +42,9 @@ def default_config(form: ChunkForm) -> Config:
         state_tile=tuple(state_tiles.items()),
         latency=tuple((c.name, c.values[0]) for c in schedule.latency),
         occupancy=tuple((c.name, c.values[0]) for c in schedule.occupancy),
+        warps=tuple((c.name, c.values[0]) for c in schedule.warps),
+        weighted=schedule.weighted[0],
+        share_scores_from=schedule.share_scores_from[0],
         precision=tuple((d, p, precision_of(schedule, d, p)) for d in DTYPES for p in PRODUCTS),
     )
 
@@ -66,10 +69,15 @@ def knobs(config: Config, products: tuple[Product, ...], roles: tuple[str, ...])
         values = {d: p for d, q, p in config.precision if q == product}
         out.append(Knob(product, f"operands of the `{product}` product", tuple(values.items()), "precision"))
     out += [Knob(f"latency_{n}", f"latency hint of {n}", tuple((d, v) for d in every)) for n, v in config.latency]
-    declared = dict(config.occupancy)
-    for role in KERNELS:
-        if role in roles:
-            value = declared.get(role, 0)
-            doc = f"blocks of {role} a multiprocessor, 0 to let the compiler choose"
-            out.append(Knob(f"occupancy_{role}", doc, tuple((d, value) for d in every), "occupancy"))
+    doc = "heads a group from which they share the `scores` product, 0 for never"
+    out.append(Knob("share_scores_from", doc, tuple((d, config.share_scores_from) for d in every)))
+    hints = (
+        ("occupancy", config.occupancy, "blocks of {} a multiprocessor, 0 to let the compiler choose"),
+        ("warps", config.warps, "worker warps of a block of {}, 0 to let the compiler choose"),
+    )
+    for hint, declared, doc in hints:
+        for role in KERNELS:
+            if role in roles:
+                value = dict(declared).get(role, 0)
+                out.append(Knob(f"{hint}_{role}", doc.format(role), tuple((d, value) for d in every), "hint"))
     return tuple(out)

@@ -13,6 +13,7 @@ from ssdgen.ir.plan import (
     AnyKernel,
     Cumsum,
     Dot,
+    GroupKernel,
     Knob,
     Last,
     Let,
@@ -26,6 +27,7 @@ from ssdgen.ir.plan import (
     Store,
     TokenKernel,
     WalkKernel,
+    When,
     Zeros,
 )
 
@@ -45,11 +47,12 @@ def describe(plan: Plan) -> str:
         lines += _columns((f"{w.name}{_of(w.axes)}", w.dtype, w.doc) for w in plan.workspaces)
     for kernel in plan.kernels:
         lines += ["", *_kernel(kernel)]
-    lines += ["", "launches"]
-    for present, kernels in plan.variants:
-        given = f"with {', '.join(present)}: " if present else "" if len(plan.variants) == 1 else "without: "
-        lines.append(f"  {given}{', '.join(kernels)}")
+    lines += ["", "launches", f"  {', '.join(_launched(k) for k in plan.kernels)}"]
     return "\n".join(lines)
+
+
+def _launched(kernel: AnyKernel) -> str:
+    return f"{kernel.name} if {kernel.condition}" if isinstance(kernel, GroupKernel) else kernel.name
 
 
 def _kernel(kernel: AnyKernel) -> Iterator[str]:
@@ -58,13 +61,13 @@ def _kernel(kernel: AnyKernel) -> Iterator[str]:
     arrays = ", ".join(_array(p) for p in kernel.parameters if p.is_array)
     yield from (f"  {line}".replace(GLUE, " ") for line in wrap(f"arrays: {arrays}", WIDTH, subsequent_indent="  "))
     match kernel:
-        case TokenKernel(body=body):
+        case TokenKernel(body=body) | GroupKernel(body=body):
             yield from _statements(body)
         case StateKernel():
             yield from _statements(kernel.before)
             yield f"  for chunk of {_host(kernel.chunks)}"
             yield from _statements((*kernel.enter, *kernel.step), "    ")
-            yield from _statements(kernel.after)
+            yield from _after(kernel.after)
         case WalkKernel():
             yield from _statements(kernel.before)
             if kernel.jump:
@@ -73,9 +76,7 @@ def _kernel(kernel: AnyKernel) -> Iterator[str]:
             yield f"  for chunk of {_host(kernel.chunks)}"
             yield from (f"    {_named(a)} = 0" for a in kernel.accumulators)
             yield from _statements((*kernel.contract, *kernel.combine, *kernel.outputs, *kernel.advance), "    ")
-            for condition, stores in kernel.after:
-                yield from ([f"  if {_host(condition)}"] if condition else [])
-                yield from _statements(stores, "    " if condition else "  ")
+            yield from _after(kernel.after)
         case OutputKernel():
             yield from _statements(kernel.before)
             yield from (f"  {_named(a)} = 0" for a in kernel.accumulators)
@@ -84,12 +85,25 @@ def _kernel(kernel: AnyKernel) -> Iterator[str]:
             yield from _statements((*kernel.combine, *kernel.outputs))
 
 
+def _after(after: Iterable[tuple[str, tuple[Statement, ...]]]) -> Iterator[str]:
+    for condition, stores in after:
+        yield from ([f"  if {_host(condition)}"] if condition else [])
+        yield from _statements(stores, "    " if condition else "  ")
+
+
 def _statements(statements: Iterable[Statement], indent: str = "  ") -> Iterator[str]:
     for statement in statements:
-        yield indent + _statement(statement)
+        if not isinstance(statement, When):
+            yield indent + _statement(statement)
+            continue
+        yield f"{indent}if {statement.flag}"
+        yield from _statements(statement.body, f"{indent}  ")
+        if statement.otherwise:
+            yield f"{indent}else"
+            yield from _statements(statement.otherwise, f"{indent}  ")
 
 
-def _statement(statement: Statement) -> str:
+def _statement(statement: Load | Zeros | Let | Cumsum | Last | Dot | Store) -> str:
     match statement:
         case Load(target=target, array=array, slots=slots, latency=latency):
             return f"{_named(target)} = load {array}{_slots(slots)}" + (f"  {latency}" if latency else "")

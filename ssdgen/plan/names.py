@@ -13,6 +13,9 @@ RESERVED = frozenset(
     | {
         "dot",
         "softplus",
+        "chunk_at",
+        "segment_at",
+        "exp2",
         "sigmoid",
         "log1p",
         "log_sigmoid",
@@ -31,6 +34,7 @@ RESERVED = frozenset(
         "SPEC_DIGEST",
         "Tensor",
         "_rt",
+        "_packed",
         "_portable",
         "_three_kernel",
         "_segmented",
@@ -42,8 +46,11 @@ RESERVED = frozenset(
 )
 """Names that emitted modules use at module level or take from Python; no name of a spec may stand for another there."""
 
-CONSTANT = re.compile("(CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE)(?<!_)")
-"""Names of compile-time constants, kept free for them."""
+PACKED, SHARED = "PACKED", "SHARED"
+"""The flags of kernels compiled for packed sequences, and for products of vectors that groups of heads share."""
+
+CONSTANT = re.compile("(CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE|WITH_.*|PACKED|SHARED)(?<!_)")
+"""Names of compile-time constants and flags, kept free for them."""
 
 
 class Names:
@@ -58,7 +65,7 @@ class Names:
         key = (kind, wanted)
         if key not in self._given:
             name = wanted
-            while name in self._taken or (kind != "constant" and CONSTANT.fullmatch(name)):
+            while name in self._taken or (kind not in ("constant", "flag") and CONSTANT.fullmatch(name)):
                 name += "_"
             self._taken.add(name)
             self._given[key] = name
@@ -90,6 +97,10 @@ def initial_key(state: str) -> str:
 HOST_LOCALS = frozenset(
     {
         "size",
+        "sequences",
+        "cu_seqlens",
+        "seq_idx",
+        "mask",
         "rows",
         "now",
         "first",
@@ -102,9 +113,16 @@ HOST_LOCALS = frozenset(
         "batch",
         "heads",
         "device",
+        "cut",
+        "shared",
+        "sequences",
+        "cu_seqlens",
+        "seq_idx",
+        "mask",
     }
+    | {"chunk_cumsum", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}
 )
-"""Names that the host functions of an emitted module use themselves."""
+"""Names that the host functions of an emitted module use themselves, and of the kernels they launch."""
 
 
 def host_scope(layer: Layer) -> Names:

@@ -7,14 +7,15 @@ from functools import partial
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
 from ssdgen.ir.expr import Ref
 from ssdgen.ir.plan import CHUNKS, Config, OutputKernel, Parameter
+from ssdgen.plan.place import length_line
 from ssdgen.plan.reads import Parts, combine, contract, output, shared_axes
 from ssdgen.plan.walk import WalkBuilder, entry_axes, entry_dtype, tile_constant
 
 ROLE = "compute_out"
 
 
-def output_kernel(form: ChunkForm, config: Config, present: tuple[str, ...]) -> OutputKernel:
-    """The kernel of the outputs when the optional inputs `present` are passed."""
+def output_kernel(form: ChunkForm, config: Config) -> OutputKernel:
+    """The kernel of the outputs."""
     layer = form.recurrence.layer
     row, column = shared_axes(form)
     channels = (column,) if row is None else (row, column)
@@ -27,18 +28,18 @@ def output_kernel(form: ChunkForm, config: Config, present: tuple[str, ...]) -> 
     for read, accumulator in zip(form.reads, carried, strict=True):
         builder.known[read.name] = combine(parts, read, accumulator)
     for declared in layer.outputs:
-        output(parts, declared, present)
+        output(parts, declared)
     for name in ("chunk", *(f"tile_{a}" for a in channels)):
         builder.constant(name)
     builder.finish(parts.before, parts.contract, parts.combine, parts.outputs)
     row_tiles = () if row is None else (f"_rt.ceil_div(size_{row}, config.tile_{row})",)
     return OutputKernel(
-        name="_".join((ROLE, *present)),
+        name=ROLE,
         role=ROLE,
         doc="The outputs of one chunk: what tokens read from the state that entered it, what they read from each other, and"
         " the rest, fused; intermediates stay in registers.",
         parameters=builder.ordered_parameters(),
-        grid=(" * ".join((f"size_{layer.batch}", "chunks", *row_tiles, f"size_{layer.head}")),),
+        grid=(" * ".join((f"size_{layer.batch}", "cut.slots", *row_tiles, f"size_{layer.head}")),),
         position=tuple(_position(builder, row)),
         occupancy=f"occupancy_{ROLE}",
         before=tuple(parts.before),
@@ -76,5 +77,5 @@ def _position(builder: WalkBuilder, row: str | None) -> list[str]:
         lines.append(f"{row}_tile, block = block % {row}_tiles, block // {row}_tiles")
     lines.append("chunk, batch = block % chunks, block // chunks")
     if "length" in builder.used:
-        lines.append(builder.length_line())
+        lines.append(length_line(builder))
     return [*lines, *builder.position_lines("heads")]

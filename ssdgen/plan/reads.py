@@ -7,15 +7,17 @@ and adds what tokens of the chunk read from each other, `outputs` are the epilog
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ssdgen.ir.chunkform import ChunkForm, Read, Score
 from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, mul
-from ssdgen.ir.layer import Output
-from ssdgen.ir.plan import KEY, Dot, Let, Parameter, Statement, Store
+from ssdgen.ir.layer import Gate, Output
+from ssdgen.ir.plan import KEY, Dot, Let, Parameter, Statement, Store, When, Zeros
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.decays import Sums, decay_sums, decayed, grown, weight_tile
 from ssdgen.plan.lower import retime, where
+from ssdgen.plan.names import SHARED
+from ssdgen.plan.shared import group_of, product_key, product_name, scores_parameter
 from ssdgen.plan.walk import WalkBuilder, widen
 
 
@@ -61,16 +63,11 @@ def contract(parts: Parts, read: Read, state_tile: Callable[[], Expr]) -> Ref:
     vector = builder.row(parts.contract, read.vector, column, "vector")
     for name in (i.score for i in read.interactions):
         score = form.score(name)
-        if _product_key(score) not in parts.products:
-            keys = retime(builder.column(parts.contract, score.column, column), time, KEY)
-            count = len(parts.products)
-            target = Ref(
-                builder.names.of("value", f"scores_{count + 1}" if count else "scores"),
-                (KEY, time) if "scores" in swap else (time, KEY),
-            )
-            parts.products[_product_key(score)] = target
-            parts.accumulators.append(target)
-            parts.contract.append(Dot(target, (vector, keys), column, target, builder.constant("scores")))
+        if product_key(score) not in parts.products:
+            axes = (KEY, time) if "scores" in swap else (time, KEY)
+            target = Ref(builder.names.of("value", product_name(form, score)), axes)
+            parts.products[product_key(score)] = target
+            _product(parts, score, vector, target)
     state, entered = form.state(read.state), state_tile()
     name = builder.names.of("carried", f"{read.name}_carried")
     if state.row_axis is None:
@@ -85,8 +82,18 @@ def contract(parts: Parts, read: Read, state_tile: Callable[[], Expr]) -> Ref:
     return total
 
 
-def _product_key(score: Score) -> str:
-    return f"{score.vector} . {score.column}"
+def _product(parts: Parts, score: Score, vector: Expr, target: Ref) -> None:
+    """Append the product vector . column of every two tokens: in a walk, what a group shares may come from a buffer."""
+    builder, column = parts.builder, parts.column
+    keys = retime(builder.column(parts.contract, score.column, column), builder.layer.time, KEY)
+    dot = Dot(target, (vector, keys), column, target, builder.constant("scores"))
+    if not parts.walks or group_of(builder.form, score) is None:
+        parts.accumulators.append(target)
+        parts.contract.append(dot)
+        return
+    buffer = builder.declare(scores_parameter(builder.form, score))
+    load = replace(builder.load_tile(buffer, target), latency=builder.latency("scores"), cast=True)
+    parts.contract.append(When(builder.flag(SHARED, "shared"), (load,), (Zeros(target), dot)))
 
 
 def combine(parts: Parts, read: Read, carried: Ref) -> Ref:
@@ -123,7 +130,7 @@ def _score(parts: Parts, score: Score, sums: Sums) -> Ref:
     if key not in builder.known:
         if score.lag:
             raise Unsupported("an input of the token before")
-        product = parts.products[_product_key(score)]
+        product = parts.products[product_key(score)]
         weight = weight_tile(builder, parts.constant, parts.combine, builder.form.weight(score.weight))
         causal, left = _causal(parts, score, product.axes), _left(parts, score, sums, product.axes)
         value = where(causal, mul(product, left, retime(weight, time, KEY)))
@@ -157,7 +164,7 @@ def _left(parts: Parts, score: Score, sums: Sums, axes: Axes) -> Expr:
     return builder.known[key]
 
 
-def output(parts: Parts, declared: Output, present: tuple[str, ...]) -> None:
+def output(parts: Parts, declared: Output) -> None:
     """Append to `outputs` an epilogue and its store."""
     builder, time, row = parts.builder, parts.builder.layer.time, parts.row
     form = next(o for o in builder.form.outputs if o.name == declared.name)
@@ -172,10 +179,19 @@ def output(parts: Parts, declared: Output, present: tuple[str, ...]) -> None:
     parts.outputs.append(Let(tile, widen(builder.tile(parts.outputs, form.value)), declared.value.span.line))
     builder.known[declared.name] = tile
     for gate in form.gates:
-        if gate.tensor in present:
-            parts.outputs.append(Let(tile, builder.tile(parts.outputs, gate.value), gate.span.line))
+        parts.outputs.append(_gate(builder, gate, tile))
     axes = dict(builder.config.layouts).get(declared.name, declared.axes)
     dtype = declared.dtypes[0] if declared.like is None else f"like {declared.like}"
     parameter = builder.declare(Parameter(declared.name, "output", declared.name, axes, dtype))
     latency = builder.latency(declared.name)
-    parts.outputs.append(Store(parameter, builder.slots(axes), tile, builder.tile_axes(axes), latency))
+    parts.outputs.append(Store(parameter, builder.slots(parameter), tile, builder.tile_axes(axes), latency))
+
+
+def _gate(builder: WalkBuilder, gate: Gate, tile: Ref) -> When:
+    """What an optional input changes an output to, and nothing else: its tiles are not known outside."""
+    hoist, known = builder.hoist, dict(builder.known)
+    body: list[Statement] = []
+    builder.hoist = None
+    body.append(Let(tile, builder.tile(body, gate.value), gate.span.line))
+    builder.hoist, builder.known = hoist, known
+    return When(builder.flag(f"WITH_{gate.tensor.upper()}", gate.tensor), tuple(body))

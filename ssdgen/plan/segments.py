@@ -12,6 +12,7 @@ from functools import partial
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
 from ssdgen.ir.expr import Apply, Axes, Expr, Ref, mul
 from ssdgen.ir.plan import (
+    KEY,
     SEGMENTS,
     Config,
     Let,
@@ -26,6 +27,7 @@ from ssdgen.ir.plan import (
     Zeros,
 )
 from ssdgen.plan.lower import exp2
+from ssdgen.plan.place import SEGMENT_TABLE, declare_packed, walk_position
 from ssdgen.plan.reads import Parts, combine, contract, output, shared_axes
 from ssdgen.plan.states import advance
 from ssdgen.plan.walk import WalkBuilder, channels_of, tile_constant
@@ -39,7 +41,8 @@ def segment_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateK
     layer = form.recurrence.layer
     channels = channels_of(state)
     builder = WalkBuilder(form, config, channels)
-    builder.place[SEGMENTS] = Slot(SEGMENTS, "segment", "1")
+    builder.place[SEGMENTS] = Slot(SEGMENTS, "origin + segment", "1")
+    declare_packed(builder, SEGMENT_TABLE)
     carried = Ref(builder.names.of("state", f"{state.name}_tile"), channels)
     before: list[Statement] = [Zeros(carried)]
     step: list[Statement] = []
@@ -47,22 +50,22 @@ def segment_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateK
     advance(builder, state, carried, before, step)
 
     part = builder.declare(_part(form, config, state))
-    after: list[Statement] = []
+    after: list[tuple[str, tuple[Statement, ...]]] = []
     ends = builder.known.get(f"end {state.decay}")
     if ends is not None:
         left = Ref(builder.names.fresh(f"{state.name}_left_tile"))
         before.append(Zeros(left))
         step.append(Let(left, Apply("add", (left, ends))))
         total = builder.declare(_left(form, state))
-        tiles = [Slot(_tiles_axis(a), f"{a}_tile", "1") for a in channels]
-        after.append(Store(total, (*builder.slots(_walks(form)), *tiles), left, ()))
+        after.append(("ct.bid(2) == 0", (Store(total, builder.slots(total), left, ()),)))
     axes = builder.parameters[part].axes
-    after.insert(0, Store(part, builder.slots(axes), carried, builder.tile_axes(axes), builder.latency(state.name)))
-    builder.declare(Parameter("per_segment", "scalar", "per_segment", dtype="i32"))
+    store = Store(part, builder.slots(part), carried, builder.tile_axes(axes), builder.latency(state.name))
+    after.insert(0, ("", (store,)))
+    builder.declare(Parameter("per_segment", "scalar", "cut.per_segment", dtype="i32"))
     builder.constant("chunk")
     for axis in channels:
         builder.constant(f"tile_{axis}", f"state_tile_{axis}")
-    builder.finish(before, step, after)
+    builder.finish(before, step)
     tiled = f"{channels[-1]}_tiles"
     place = [f"{channels[-1]}_tile = ct.bid(2)"]
     if len(channels) == 2:
@@ -71,21 +74,17 @@ def segment_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateK
             f"{tiled} = ct.cdiv({part}.shape[{at}], {tile_constant(channels[1])})",
             f"{channels[0]}_tile, {channels[1]}_tile = ct.bid(2) // {tiled}, ct.bid(2) % {tiled}",
         ]
+    heads = f"{part}.shape[{axes.index(layer.head)}]"
     position = [
-        f"heads = {part}.shape[{axes.index(layer.head)}]",
-        "batch, head = ct.bid(0) // heads, ct.bid(0) % heads",
-        "segment = ct.bid(1)",
-        *place,
-        builder.length_line(),
-        *builder.position_lines("heads"),
-    ]
+        *walk_position(builder, heads, segmented=True, ends=True), *place, *builder.position_lines("heads")
+    ]  # fmt: skip
     grid = " * ".join(f"_rt.ceil_div(size_{a}, config.state_tile_{a})" for a in channels)
     return StateKernel(
         name=STATES if len(form.states) == 1 else f"{STATES}_{state.name}",
         role="fwd_pass_state",
         doc=f"The state {state.name} that a segment would end with if it began at zero, and what is left of what enters it.",
         parameters=builder.ordered_parameters(),
-        grid=(f"size_{layer.batch} * size_{layer.head}", "segments - 1", grid),
+        grid=(f"cut.walks * size_{layer.head}", "cut.inner", grid),
         position=tuple(position),
         occupancy="occupancy_fwd_pass_state",
         chunks=RANGE,
@@ -96,21 +95,20 @@ def segment_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateK
     )
 
 
-def walk_kernel(form: ChunkForm, config: Config, present: tuple[str, ...], segmented: bool) -> WalkKernel:
-    """The kernel that walks a segment, or the sequence, when the optional inputs `present` are passed."""
+def walk_kernel(form: ChunkForm, config: Config, segmented: bool) -> WalkKernel:
+    """The kernel that walks a segment, or the sequence."""
     layer = form.recurrence.layer
     row, column = shared_axes(form)
     channels = (column,) if row is None else (row, column)
     builder = WalkBuilder(form, config, channels)
     builder.place[column] = Slot(column, "0", tile_constant(column))
-    builder.place[SEGMENTS] = Slot(SEGMENTS, "before", "1")
+    builder.place[SEGMENTS] = Slot(SEGMENTS, "origin + before", "1")
+    declare_packed(builder, SEGMENT_TABLE)
+    builder.places["workspace"][KEY] = Slot(KEY, "0", "CHUNK")
     parts = Parts(builder, row, column, walks=True)
 
     carried = {s.name: Ref(builder.names.of("state", f"{s.name}_tile"), _layout(config, s)) for s in form.states}
-    entered: list[Statement] = []
-    for state in form.states:
-        initial = builder.declare(Parameter(f"{state.name}0", "initial", f"{state.name}0", state.axes, "f32"))
-        entered.append(builder.load_state(initial, carried[state.name]))
+    entered: list[Statement] = [builder.initial(s, carried[s.name]) for s in form.states]
     jump = [s for state in form.states for s in _jump(builder, state, carried[state.name])] if segmented else []
 
     builder.hoist = (layer.time, parts.before)
@@ -118,36 +116,30 @@ def walk_kernel(form: ChunkForm, config: Config, present: tuple[str, ...], segme
     for read, total in zip(form.reads, totals, strict=True):
         builder.known[read.name] = combine(parts, read, total)
     for declared in layer.outputs:
-        output(parts, declared, present)
+        output(parts, declared)
     moves: list[Statement] = []
     for state in form.states:
         advance(builder, state, carried[state.name], parts.before, moves)
     after = tuple(_final(builder, form, state, carried[state.name], segmented) for state in form.states)
     if segmented:
-        builder.declare(Parameter("per_segment", "scalar", "per_segment", dtype="i32"))
+        builder.declare(Parameter("per_segment", "scalar", "cut.per_segment", dtype="i32"))
     builder.constant("chunk")
     builder.constant(f"tile_{column}", f"size_{column}")
     if row is not None:
         builder.constant(f"tile_{row}")
     builder.finish(parts.before, parts.contract, parts.combine, parts.outputs, moves, jump)
-    first = next(p for p in builder.parameters.values() if p.role == "initial")
+    first = next(p for p in builder.parameters.values() if p.role == "final")
     rows = [f"{row}_tile = ct.bid({2 if segmented else 1})"] if row is not None else []
-    position = [
-        f"heads = {first.name}.shape[{first.axes.index(layer.head)}]",
-        "batch, head = ct.bid(0) // heads, ct.bid(0) % heads",
-        *(["segment = ct.bid(1)"] if segmented else []),
-        *rows,
-        builder.length_line(),
-        *builder.position_lines("heads"),
-    ]
+    heads = f"{first.name}.shape[{first.axes.index(layer.head)}]"
+    position = [*walk_position(builder, heads, segmented, ends=False), *rows, *builder.position_lines("heads")]
     row_tiles = () if row is None else (f"_rt.ceil_div(size_{row}, config.tile_{row})",)
     return WalkKernel(
-        name="_".join((WALK, *present)),
+        name=WALK,
         role="compute_out",
         doc="The outputs of a segment: a block walks its chunks with the states in registers." if segmented else
         "The outputs of a sequence: a block walks its chunks with the states in registers.",
         parameters=builder.ordered_parameters(),
-        grid=(f"size_{layer.batch} * size_{layer.head}", *(("segments",) if segmented else ()), *row_tiles),
+        grid=(f"cut.walks * size_{layer.head}", *(("cut.segments",) if segmented else ()), *row_tiles),
         position=tuple(position),
         occupancy="occupancy_compute_out",
         before=(*parts.before, *entered),
@@ -167,14 +159,14 @@ def segment_workspaces(form: ChunkForm, config: Config) -> tuple[Workspace, ...]
     out = []
     for state in form.states:
         part = _part(form, config, state)
-        shape = tuple("max(1, segments - 1)" if a == SEGMENTS else f"size_{a}" for a in part.axes)
+        lengths = {SEGMENTS: "cut.parts", form.recurrence.layer.batch: "cut.lanes"}
+        shape = tuple(lengths.get(a, f"size_{a}") for a in part.axes)
         doc = f"the state {state.name} that each segment would end with if it began at zero"
         out.append(Workspace(part.name, part.axes, shape, "f32", doc))
         if form.decay(state.decay).kind != "none":
             left = _left(form, state)
-            tiles = tuple(f"_rt.ceil_div(size_{a}, config.state_tile_{a})" for a in channels_of(state))
-            doc = f"the sum of the log2 decays of {state.name} over each segment, for each tile"
-            out.append(Workspace(left.name, left.axes, (*shape[:3], *tiles), "f32", doc))
+            doc = f"the sum of the log2 decays of {state.name} over each segment"
+            out.append(Workspace(left.name, left.axes, shape[:3], "f32", doc))
     return tuple(out)
 
 
@@ -196,12 +188,7 @@ def _part(form: ChunkForm, config: Config, state: ChunkState) -> Parameter:
 
 def _left(form: ChunkForm, state: ChunkState) -> Parameter:
     name = f"{state.name}_left"
-    axes = (*_walks(form), *map(_tiles_axis, channels_of(state)))
-    return Parameter(name, "workspace", name, axes, "f32")
-
-
-def _tiles_axis(axis: str) -> str:
-    return f"{axis}'"
+    return Parameter(name, "workspace", name, _walks(form), "f32")
 
 
 def _jump(builder: WalkBuilder, state: ChunkState, carried: Ref) -> list[Statement]:
@@ -212,12 +199,11 @@ def _jump(builder: WalkBuilder, state: ChunkState, carried: Ref) -> list[Stateme
     if form.decay(state.decay).kind != "none":
         left = builder.declare(_left(form, state))
         tile = Ref(builder.names.fresh(f"{left}_tile"))
-        zeros = tuple(Slot(_tiles_axis(a), "0", "1") for a in channels_of(state))
-        statements.append(Load(tile, left, (*builder.slots(_walks(form)), *zeros)))
+        statements.append(Load(tile, left, builder.slots(left)))
         kept = mul(exp2(tile), carried)
     part = builder.declare(_part(form, builder.config, state))
     tile = Ref(builder.names.fresh(f"{part}_tile"), carried.axes)
-    statements.append(Load(tile, part, builder.slots(builder.parameters[part].axes)))
+    statements.append(Load(tile, part, builder.slots(part)))
     statements.append(Let(carried, Apply("add", (kept, tile))))
     return statements
 
@@ -228,9 +214,9 @@ def _final(
     """The store of a final state: by the blocks of the last segment, and of a vector state by those of the first rows."""
     name = f"{state.name}_final"
     final = builder.declare(Parameter(name, "final", name, state.axes, "f32"))
-    conditions = ["segment == ct.num_blocks(1) - 1"] if segmented else []
+    conditions = ["last"] if segmented else []
     row, _ = shared_axes(form)
     if state.row_axis is None and row is not None:
         conditions.append(f"{row}_tile == 0")
-    store = Store(final, builder.slots(state.axes), carried, builder.tile_axes(state.axes))
+    store = Store(final, builder.slots(final), carried, builder.tile_axes(state.axes))
     return " and ".join(conditions), (store,)

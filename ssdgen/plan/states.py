@@ -7,6 +7,7 @@ from ssdgen.ir.expr import ONE, Apply, Contract, Expr, Ref, mul
 from ssdgen.ir.plan import CHUNKS, Config, Dot, Let, Parameter, StateKernel, Statement, Store, Workspace
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.decays import decay_sums, decayed, grown, weight_tile
+from ssdgen.plan.place import length_line
 from ssdgen.plan.walk import WalkBuilder, channels_of, entry_axes, entry_dtype, widen
 
 ROLE = "fwd_pass_state"
@@ -17,10 +18,9 @@ def state_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKer
     layer = form.recurrence.layer
     channels = channels_of(state)
     builder = WalkBuilder(form, config, channels)
-    initial = builder.declare(Parameter(f"{state.name}0", "initial", f"{state.name}0", state.axes, "f32"))
     swapped = "state" in config.swap
     carried = Ref(builder.names.of("state", f"{state.name}_tile"), channels[::-1] if swapped else channels)
-    before: list[Statement] = [builder.load_state(initial, carried)]
+    before: list[Statement] = [builder.initial(state, carried)]
     step: list[Statement] = []
     builder.hoist = (layer.time, before)
     advance(builder, state, carried, before, step)
@@ -30,19 +30,19 @@ def state_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKer
     final = f"{state.name}_final"
     final = builder.declare(Parameter(final, "final", final, state.axes, "f32"))
     latency = builder.latency(state.name)
-    enter: list[Statement] = [Store(entry, builder.slots(entry_axes(form, state)), carried, channels, latency)]
+    enter: list[Statement] = [Store(entry, builder.slots(entry), carried, channels, latency)]
     kept = builder.tile_axes(state.axes)
-    after: list[Statement] = [Store(final, builder.slots(state.axes), carried, kept)]
+    after: list[Statement] = [Store(final, builder.slots(final), carried, kept)]
     builder.constant("chunk")
     for axis in channels:
         builder.constant(f"tile_{axis}", f"state_tile_{axis}")
     builder.finish(before, step)
     tiles = ", ".join(f"{a}_tile" for a in channels)
     position = [
-        f"heads = {initial}.shape[{state.axes.index(layer.head)}]",
+        f"heads = {final}.shape[{state.axes.index(layer.head)}]",
         "batch, head = ct.bid(0) // heads, ct.bid(0) % heads",
         f"{tiles} = {', '.join(f'ct.bid({i + 1})' for i in range(len(channels)))}",
-        builder.length_line(),
+        length_line(builder),
         *builder.position_lines("heads"),
     ]
     return StateKernel(
@@ -61,7 +61,7 @@ def state_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKer
         before=tuple(before),
         enter=tuple(enter),
         step=tuple(step),
-        after=tuple(after),
+        after=(("", tuple(after)),),
     )
 
 
@@ -88,18 +88,22 @@ def advance(
 
 
 def _add_input(builder: WalkBuilder, state: Ref, total: Expr, carry: Expr, row: Expr | None, column: Expr) -> Statement:
-    """state = total + sum over tokens of carry * row (x) column. The row, the smaller operand, bears the carry."""
+    """state = total + sum over tokens of carry * row (x) column; `weighted` of the schedule says which bears the carry."""
     time = builder.layer.time
     if row is None:
         return Let(state, Apply("add", (total, Contract(widen(column), carry, time))))
-    weighted = row if carry == ONE else mul(widen(row), carry)
-    return Dot(state, (weighted, column), time, total, builder.constant("state"))
+    factors = (row, column)
+    if carry != ONE and builder.config.weighted == "row":
+        factors = (mul(widen(row), carry), column)
+    elif carry != ONE:
+        factors = (row, mul(widen(column), carry))
+    return Dot(state, factors, time, total, builder.constant("state"))
 
 
 def entry_workspace(form: ChunkForm, state: ChunkState) -> Workspace:
     """The buffer of the states that enter each chunk, in the dtype that the `carried` product rounds them to."""
     axes = entry_axes(form, state)
-    shape = tuple("chunks" if a == CHUNKS else f"size_{a}" for a in axes)
+    shape = tuple("cut.slots" if a == CHUNKS else f"size_{a}" for a in axes)
     return Workspace(
         f"{state.name}_entry", axes, shape, entry_dtype(state), f"the state {state.name} that enters each chunk"
     )

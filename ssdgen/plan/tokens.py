@@ -1,4 +1,4 @@
-"""The kernel `chunk_cumsum`: per-token scalars, computed once and stored for both kernels that follow."""
+"""The kernel `chunk_cumsum`: per-token scalars, computed once and stored for the kernels that follow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ssdgen.ir.plan import Config, Cumsum, Let, Parameter, Slot, Statement, Stor
 from ssdgen.plan.builder import KernelBuilder, Unsupported
 from ssdgen.plan.decays import scalar_axes, scalar_name, scalar_source, stored_weight
 from ssdgen.plan.lower import clamp_log2, where
+from ssdgen.plan.place import CHUNK_TABLE, chunk_position, declare_packed
 
 ROLE = "chunk_cumsum"
 
@@ -40,6 +41,7 @@ def token_kernel(form: ChunkForm, config: Config) -> TokenKernel | None:
         head: Slot(head, "head_tile", f"TILE_{head.upper()}"),
     }
     builder = _TokenBuilder(form, config, place, (time, head))
+    declare_packed(builder, CHUNK_TABLE)
     body: list[Statement] = []
     valid = Ref("valid", (time,))
     stores: list[tuple[str, Ref]] = []
@@ -61,19 +63,16 @@ def token_kernel(form: ChunkForm, config: Config) -> TokenKernel | None:
                 name = f"{decay.name}_before"
                 before = builder.name_value(body, f"{name}_tile", Apply("sub", (through, one)), axes=(time, head))
                 stores.append((name, before))
-    length = next(p for p in builder.parameters.values() if p.role == "input" and time in p.axes)
     for name, value in stores:
         axes = scalar_axes(form, config, name)
         parameter = builder.declare(Parameter(name, "workspace", name, axes, "f32"))
-        body.append(Store(parameter, builder.slots(axes), value, builder.tile_axes(axes)))
+        body.append(Store(parameter, builder.slots(parameter), value, builder.tile_axes(axes)))
     body.insert(0, Let(valid, Apply("lt", (Ref("token", (time,)), Ref("length"))), None, "false past the end"))
     builder.constant("chunk")
     builder.constant(f"tile_{head}")
     builder.finish(body)
     position = [
-        f"length = {length.name}.shape[{length.axes.index(time)}]",
-        "chunks = ct.cdiv(length, CHUNK)",
-        "batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks",
+        *chunk_position(builder),
         "head_tile = ct.bid(1)",
         "token = chunk * CHUNK + ct.arange(CHUNK, dtype=ct.int32)",
         *builder.position,
@@ -84,7 +83,7 @@ def token_kernel(form: ChunkForm, config: Config) -> TokenKernel | None:
         doc="Per-token scalars of one chunk for a tile of heads, in float32; past the end of the sequence nothing decays"
         " and every weight is 0.",
         parameters=builder.ordered_parameters(),
-        grid=(f"size_{batch} * chunks", f"_rt.ceil_div(size_{head}, config.tile_{head})"),
+        grid=("cut.lanes * cut.slots", f"_rt.ceil_div(size_{head}, config.tile_{head})"),
         position=tuple(position),
         occupancy=f"occupancy_{ROLE}",
         body=tuple(body),
@@ -114,7 +113,7 @@ def _check_axes(name: str, axes: tuple[str, ...], batch: str, head: str) -> None
 def workspaces(form: ChunkForm, config: Config) -> tuple[Workspace, ...]:
     """The buffers of `stored_scalars`, padded to whole chunks."""
     layer = form.recurrence.layer
-    shape = {layer.batch: f"size_{layer.batch}", layer.head: f"size_{layer.head}", layer.time: "chunks * config.chunk"}
+    shape = {layer.batch: "cut.lanes", layer.head: f"size_{layer.head}", layer.time: "cut.slots * config.chunk"}
     out = []
     for name in stored_scalars(form):
         axes = scalar_axes(form, config, name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
 from ssdgen.ir.expr import Apply, Axes, Expr, Ref, axes_of, mul
-from ssdgen.ir.plan import CHUNKS, Config, Load, Parameter, Slot, Statement
-from ssdgen.plan.builder import KernelBuilder, Unsupported
+from ssdgen.ir.plan import CHUNKS, Config, Load, Parameter, Slot, Statement, When, Zeros
+from ssdgen.plan.builder import KernelBuilder
 from ssdgen.plan.lower import finite_on_padding, float32, inline, vanishes_on_padding, where
 
 
@@ -73,12 +73,18 @@ class WalkBuilder(KernelBuilder):
         position = Apply("add", (mul(Ref("chunk"), Ref("CHUNK")), Ref("token", (time,))))
         return Apply("lt", (position, Ref("length")))
 
-    def load_state(self, array: str, target: Ref) -> Load:
-        """Load the tile of a state in the order that it is carried in."""
+    def load_tile(self, array: str, target: Ref) -> Load:
+        """Load this block's tile of an array in the order of the target's axes."""
         axes = self.parameters[array].axes
         ordered = (*(a for a in axes if a not in target.axes), *target.axes)
         order = () if ordered == axes else tuple(axes.index(a) for a in ordered)
-        return Load(target, array, self.slots(ordered), order=order)
+        return Load(target, array, self.slots(array, ordered), order=order)
+
+    def initial(self, state: ChunkState, target: Ref) -> When:
+        """The state before the first token, in the order that it is carried in: zero unless the caller passes one."""
+        name = f"{state.name}0"
+        array = self.declare(Parameter(name, "initial", name, state.axes, "f32"))
+        return When(self.flag(f"WITH_{name.upper()}", name), (self.load_tile(array, target),), (Zeros(target),))
 
     def position_lines(self, heads: str) -> list[str]:
         """The assignments a block begins with: groups, the number of tokens, positions in a chunk and along axes."""
@@ -90,14 +96,6 @@ class WalkBuilder(KernelBuilder):
                 lines.append(f"group_{group.axis} = head // ({heads} // {count})")
         token = ["token = ct.arange(CHUNK, dtype=ct.int32)"] if "token" in self.used else []
         return [*lines, *token, *self.position]
-
-    def length_line(self) -> str:
-        """The assignment of the number of tokens, read off the first per-token input."""
-        time = self.layer.time
-        tokens = next((p for p in self.parameters.values() if p.role == "input" and time in p.axes), None)
-        if tokens is None:
-            raise Unsupported("a state whose rows and columns are the same at every token")
-        return f"length = {tokens.name}.shape[{tokens.axes.index(time)}]"
 
 
 def widen(tile: Expr) -> Expr:

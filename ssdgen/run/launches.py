@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain, combinations
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from ssdgen.ir.build import Argument, CompileRequest, ConstantArg, Element, ScalarArg, array_arg
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import Parameter, Plan
-from ssdgen.run.inputs import Case, Dtype, draw, takes
+from ssdgen.run.inputs import DTYPES, Case, Dtype, draw, takes
 
 ELEMENTS: dict[torch.dtype, Element] = {
     torch.bfloat16: "bf16",
@@ -22,6 +23,7 @@ ELEMENTS: dict[torch.dtype, Element] = {
     torch.int32: "i32",
 }
 UNDECLARED_SIZE = 64
+HINTS = ("occupancy", "num_worker_warps")
 
 
 def compile_requests(
@@ -37,11 +39,16 @@ def compile_requests(
     for dtype in dtypes:
         if not takes(layer, dtype):
             continue
-        for present, _ in plan.variants:
+        for present in _subsets([t.name for t in layer.inputs if t.optional]):
             for request in _launched(plan, module, dtype, present):
                 found.setdefault(replace(request, label=""), []).append(request.label)
     labelled = [replace(request, label=f"{_common(labels)} {note}".strip()) for request, labels in found.items()]
     return tuple(replace(request, arch=arch) for arch in architectures for request in labelled)
+
+
+def _subsets(names: list[str]) -> list[tuple[str, ...]]:
+    """Every set of optional inputs, the empty one first."""
+    return list(chain.from_iterable(combinations(names, n) for n in range(len(names) + 1)))
 
 
 def _common(labels: list[str]) -> str:
@@ -62,13 +69,16 @@ def _launched(plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, 
     def note(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         name = kernel._pyfunc.__name__
         signature = tuple(_argument(p, a) for p, a in zip(parameters[name], arguments, strict=True))
-        occupancy = kernel._compiler_options.occupancy
-        hints = () if occupancy is None else (("occupancy", int(occupancy)),)
+        options = kernel._compiler_options
+        hints = tuple((h, int(v)) for h in HINTS if (v := getattr(options, h)) is not None)
         requests.append(CompileRequest(str(module.__file__), name, signature, arch="", hints=hints, label=label))
 
     runtime = importlib.import_module("._runtime", module.__package__)
+    config = module.CONFIGS[DTYPES[dtype]]
+    if hasattr(config, "segments"):  # a sequence this short would be one segment, and leave kernels out
+        config = replace(config, segments=2)
     with runtime.launcher(note):
-        module.forward(**inputs.keywords())
+        module.forward(**inputs.keywords(), config=config)
     return requests
 
 
@@ -80,6 +90,6 @@ def _aligned(layer: Layer, tokens: int) -> dict[str, int]:
 def _argument(parameter: Parameter, value: Any) -> Argument:
     if parameter.is_array:
         return array_arg(parameter.name, ELEMENTS[value.dtype], tuple(value.shape), value.stride())
-    if parameter.role == "constant":
+    if parameter.role in ("constant", "flag"):
         return ConstantArg(parameter.name, value)
     return ScalarArg(parameter.name, "i32" if parameter.dtype == "i32" else "f32")

@@ -21,7 +21,8 @@ from ssdgen.ir.report import Check, Gate, Report
 from ssdgen.run.cases import Trial, kernel_trials, portable_trials
 from ssdgen.run.checks import Expected, bound, compare, one_thread, poisoned_memory, relative_error
 from ssdgen.run.emulate import EmulationError, launch
-from ssdgen.run.inputs import DTYPES, Inputs, draw, in_order_of_equations
+from ssdgen.run.inputs import DTYPES, Case, Inputs, draw, in_order_of_equations
+from ssdgen.run.packing import packed_checks
 from ssdgen.run.peers import peer_checks
 from ssdgen.run.reference import reference
 
@@ -54,6 +55,7 @@ def _checks(gate: Gate, plan: Plan, module: ModuleType, sizes: Mapping[str, int]
     if gate == "portable":
         for trial in portable_trials(plan, sizes):
             yield from run_trial(gate, plan, module, trial)
+        yield from packed(gate, plan, module)
     elif gate == "peer":
         yield from peer_checks(plan.form.recurrence.layer, module.forward, gpu)
     elif gate in ("emulation", "hardware"):
@@ -64,8 +66,23 @@ def _checks(gate: Gate, plan: Plan, module: ModuleType, sizes: Mapping[str, int]
         else:
             for trial in kernel_trials(plan, sizes):
                 yield from run_trial(gate, plan, module, trial)
+            yield from packed(gate, plan, module)
     else:
         raise ValueError(f"verify makes no {gate} checks")
+
+
+def packed(gate: Gate, plan: Plan, module: ModuleType) -> Iterator[Check]:
+    """The checks of packed sequences, through the portable path, the emulator or CUDA."""
+
+    def call(keywords: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        with one_thread(), poisoned_memory(), emulated(module) if gate == "emulation" else nullcontext():
+            values: tuple[torch.Tensor, ...] = module.forward(**keywords)
+        return values
+
+    def truth(inputs: Inputs, case: Case) -> dict[str, Expected]:
+        return expected(gate, plan, inputs, Trial("packed", case))
+
+    return packed_checks(gate, plan, call, truth, "cuda" if gate == "hardware" else "cpu")
 
 
 def run_trial(gate: Gate, plan: Plan, module: ModuleType, trial: Trial) -> list[Check]:

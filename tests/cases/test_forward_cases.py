@@ -2,7 +2,6 @@
 
 Rows that need what does not exist yet, with the topic of the work that brings it:
 
-    packed, masked tokens inside packed sequences      packed sequences and cu_seqlens
     step, cache slots                                  one-token step and its caches
     gradients, optional inputs' requires_grad on CUDA  backward pass
     torch.compile                                      custom operators

@@ -21,8 +21,12 @@ def load(
     order: tuple[int, ...] | str = "C",
     latency: int | None = None,
 ) -> ct.Tile:
-    """The tile of `array` at `index`, in tiles of `shape`; zero outside the array. `order`: its dimensions, permuted."""
-    return ct.load(array, index, shape, order=order, padding_mode=ZERO, latency=latency)
+    """The tile of `array` at `index`, in tiles of `shape`, without the dimensions of length 1; zero outside the array.
+
+    `order`: the array's dimensions, permuted.
+    """
+    tile = ct.load(array, index, shape, order=order, padding_mode=ZERO, latency=latency)
+    return ct.reshape(tile, ct.static_eval(tuple(n for n in shape if n != 1)))
 
 
 @ct.function
@@ -47,6 +51,32 @@ def dot(left: ct.Tile, right: ct.Tile, total: ct.Tile, precision: int) -> ct.Til
     total = ct.mma(left_low, right_high, total)
     total = ct.mma(left_high, right_low, total)
     return ct.mma(left_high, right_high, total)
+
+
+@ct.function
+def exp2(x: ct.Tile) -> ct.Tile:
+    """2^x by the hardware's approximation; results below 2^-126 are 0."""
+    return ct.exp2(x, flush_to_zero=True)
+
+
+@ct.function
+def chunk_at(table: ct.Array, place: int) -> tuple[int, int, int]:
+    """(row, first token, stop token) of a chunk of packed sequences; of a place without a chunk, some token's."""
+    row = ct.load(table, (place, 0), (1, 4))
+    start, stop = ct.extract(row, (0, 1), (1, 1)).item(), ct.extract(row, (0, 2), (1, 1)).item()
+    return ct.extract(row, (0, 0), (1, 1)).item(), start, ct.maximum(stop, start + 1)
+
+
+@ct.function
+def segment_at(table: ct.Array, place: int) -> tuple[int, int, int, int, int, int, bool]:
+    """(sequence, row, first token, stop token, place of its sequence's first chunk, index in it, whether it is the last) of a
+    segment of packed sequences; a place without a segment has no tokens and is never the last."""
+    row = ct.load(table, (place, 0), (1, 8))
+    sequence = ct.maximum(ct.extract(row, (0, 0), (1, 1)).item(), 0)
+    batch, start = ct.extract(row, (0, 1), (1, 1)).item(), ct.extract(row, (0, 2), (1, 1)).item()
+    stop, slot = ct.extract(row, (0, 3), (1, 1)).item(), ct.extract(row, (0, 4), (1, 1)).item()
+    segment, last = ct.extract(row, (0, 5), (1, 1)).item(), ct.extract(row, (0, 6), (1, 1)).item()
+    return sequence, batch, start, stop, slot, segment, last > 0
 
 
 @ct.function

@@ -17,7 +17,17 @@ from ssdgen.run.emulate.block import Grid, answers, here
 from ssdgen.run.emulate.dtypes import DType, cutile_dtype, implicit, is_boolean, is_float, is_integral, poison
 from ssdgen.run.emulate.errors import Fault
 from ssdgen.run.emulate.memory import Track, elements, overwrite, whole_storage
-from ssdgen.run.emulate.tile import Operand, Scalar, Tile, as_tile, require_axis, require_int, require_shape, tensor
+from ssdgen.run.emulate.tile import (
+    Operand,
+    Scalar,
+    Tile,
+    as_tile,
+    rank_zero,
+    require_axis,
+    require_int,
+    require_shape,
+    tensor,
+)
 
 
 class Array(ct.Array):  # type: ignore[misc]
@@ -55,10 +65,13 @@ class Array(ct.Array):  # type: ignore[misc]
         self.strides = _lengths(self.steps, index_dtype, static_strides)
 
     def slice(self, axis: int, start: Operand, stop: Operand) -> Array:
-        """The array restricted to [start, stop) along `axis`, over the same memory; not outside of it."""
+        """The array restricted to [start, stop) along `axis`, over the same memory; not outside of it.
+
+        cuTile wants 0 <= start < N and start <= stop <= N: a slice of nothing does not begin at the end.
+        """
         at = require_axis(axis, self.ndim, "Array.slice")
         first, last = (_index(v, "the bounds of Array.slice") for v in (start, stop))
-        if not 0 <= first <= last <= self.sizes[at]:
+        if not (0 <= first <= last <= self.sizes[at] and first < self.sizes[at]):
             raise Fault(
                 f"slice [{first}, {last}) of axis {at} of {self.name}, which has {self.sizes[at]} elements there"
             )
@@ -186,7 +199,7 @@ def load(
             array.grid.poisoned = True
         data = torch.full(wanted, _PADDING[mode](array.dtype), dtype=array.view.dtype)
         data[tuple(map(slice, box))] = inside
-    return Tile(data if dims else data.reshape(()), array.dtype)
+    return Tile(data, array.dtype) if dims else rank_zero(data.reshape(()), array.dtype)
 
 
 @answers(ct.store)

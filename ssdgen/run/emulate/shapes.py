@@ -13,7 +13,17 @@ from ssdgen.run.emulate.block import answers
 from ssdgen.run.emulate.dtypes import DType, check_range, convert, is_boolean, is_integral, torch_dtype
 from ssdgen.run.emulate.elementwise import arithmetic
 from ssdgen.run.emulate.errors import Fault
-from ssdgen.run.emulate.tile import Operand, Scalar, Tile, as_tile, require_axis, require_int, require_shape, tensor
+from ssdgen.run.emulate.tile import (
+    Operand,
+    Scalar,
+    Tile,
+    as_tile,
+    rank_zero,
+    require_axis,
+    require_int,
+    require_shape,
+    tensor,
+)
 
 
 def _require_dtype(dtype: Any, what: str) -> DType:
@@ -72,7 +82,7 @@ def reshape(x: Operand, /, shape: Any) -> Tile:
         dims[dims.index(-1)] = count // known
     if math.prod(dims) != count or min(dims, default=1) < 1:
         raise Fault(f"shape {tile.shape} cannot be reshaped to {shape}")
-    return Tile(tile.data.reshape(dims), tile.dtype)
+    return Tile(tile.data.reshape(dims), tile.dtype) if dims else rank_zero(tile.data.reshape(()), tile.dtype)
 
 
 @answers(ct.broadcast_to)

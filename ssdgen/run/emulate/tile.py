@@ -89,6 +89,12 @@ class Scalar(Tile):
         return int(self.value)
 
 
+def rank_zero(data: torch.Tensor, dtype: DType) -> Tile:
+    """A tile of rank 0: of a signed integer dtype a `Scalar`, so that what was loaded may bound a loop or a slice."""
+    signed = not data.dtype.is_floating_point and data.dtype not in (torch.bool, torch.uint8)
+    return Scalar(int(data), dtype) if signed else Tile(data, dtype)
+
+
 Operand: TypeAlias = Tile | Number
 """What an elementwise operation takes: a tile, or a constant."""
 

@@ -158,3 +158,49 @@ def sum_slice(x, y, start, stop, n: ct.Constant[int]):
     for i in range(ct.num_tiles(part, 0, (n,))):
         total = total + ct.sum(ct.load(part, (i,), (n,), padding_mode=ct.PaddingMode.ZERO))
     ct.store(y, (0,), total)
+
+
+@ct.kernel
+def copy_slice(x, y, start, stop, n: ct.Constant[int]):
+    """Tile by tile, each relative to the slice's first element."""
+    part, out = x.slice(0, start, stop), y.slice(0, start, stop)
+    for i in range(ct.num_tiles(part, 0, (n,))):
+        ct.store(out, (i,), ct.load(part, (i,), (n,)))
+
+
+@ct.kernel
+def load_past_slice(x, y, start, stop, n: ct.Constant[int]):
+    ct.store(y, (0,), ct.load(x.slice(0, start, stop), (1,), (n,)))
+
+
+@ct.kernel
+def pack(x, y, table, unused, packed: ct.Constant[bool], n: ct.Constant[int]):
+    """Running sums of rows of x, cut where the table says; a block without tokens leaves at once."""
+    i = ct.bid(0)
+    if packed:
+        row = ct.load(table, (i, 0), (1, 1)).reshape(())
+        start = ct.load(table, (i, 1), (1, 1)).item()
+        stop = ct.load(table, (i, 2), (1, 1)).item()
+        if stop <= start:
+            return
+        tokens, out = x.slice(1, start, stop), y.slice(1, start, stop)
+    else:
+        row, tokens, out = i, x, y
+    total = ct.zeros((1, 1), dtype=ct.float32)
+    for c in range(ct.cdiv(tokens.shape[1], n)):
+        tile = ct.load(tokens, (row, c), (1, n), padding_mode=ct.PaddingMode.ZERO)
+        ct.store(out, (row, c), ct.cumsum(tile, axis=1) + total)
+        total = total + ct.sum(tile, axis=1, keepdims=True)
+
+
+@ct.kernel
+def pack_by_row(x, y, table, unused, packed: ct.Constant[bool], n: ct.Constant[int]):
+    """As `pack` for one tile a row of the table, which is loaded whole."""
+    entry = ct.load(table, (ct.bid(0), 0), (1, 4)).reshape((4,))
+    row = ct.extract(entry, (0,), (1,)).item()
+    start = ct.extract(entry, (1,), (1,)).item()
+    stop = ct.extract(entry, (2,), (1,)).item()
+    if stop <= start:
+        return
+    tile = ct.load(x.slice(1, start, stop), (row, 0), (1, n), padding_mode=ct.PaddingMode.ZERO)
+    ct.store(y.slice(1, start, stop), (row, 0), ct.cumsum(tile, axis=1))

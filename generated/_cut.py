@@ -1,0 +1,208 @@
+"""How the tokens of a call are cut for kernels: into pieces that int32 reaches, into segments, into packed sequences.
+
+Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _packed
+from . import _runtime as _rt
+
+BLOCKS = 2
+"""Blocks of a walk that run on a multiprocessor at once."""
+
+ALONE = 0.62
+"""Time of a chunk where one block has a multiprocessor to itself, relative to where two share it (measured on an H200)."""
+
+STATE_PASS = 0.45
+"""Work of making a segment's end state, relative to walking it for outputs (measured on an H200)."""
+
+LAUNCH = 3.0
+"""Time of a block's prologue, of a launch more and of the jump over a segment, in chunks of a walk."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A call cut into chunks and segments.
+
+    Workspaces have `lanes` of `slots` chunks, and `parts` end states in a lane. A walk is a batch entry of `segments`
+    segments, of which `inner` have one behind them; or, with tables (see `_packed`), a segment of a packed sequence.
+    """
+
+    lanes: int
+    slots: int
+    walks: int
+    segments: int
+    inner: int
+    parts: int
+    per_segment: int
+    chunk_table: Tensor | None = None
+    segment_table: Tensor | None = None
+
+
+def cut(
+    batch: int, length: int, chunk: int, wanted: int, blocks: int, sequences: _packed.Sequences | None, like: Tensor
+) -> Cut:
+    """Cut a batch, or packed sequences, into chunks of `chunk` tokens and about `wanted` segments (0 to choose) of a batch
+    entry; `blocks` blocks walk a segment. Of packed sequences all together have about as many segments more than there are
+    sequences."""
+    if sequences is None:
+        chunks = _rt.ceil_div(length, chunk)
+        count, per_segment = segments(wanted, chunks, batch * blocks, like)
+        return Cut(batch, chunks, batch, count, count - 1, max(1, count - 1), per_segment)
+    chunks = _rt.ceil_div(sequences.tokens, chunk)
+    count, per_segment = segments(wanted, chunks, blocks, like)
+    chunk_table = _packed.chunk_table(sequences, chunk)
+    table = _packed.segment_table(sequences, chunk, per_segment)
+    return Cut(1, len(chunk_table), len(table), 1, int(count > 1), len(table), per_segment, chunk_table, table)
+
+
+def segments(wanted: int, chunks: int, walks: int, like: Tensor) -> tuple[int, int]:
+    """(segments, chunks a segment) for `walks` walks of `chunks` chunks each: about as many segments as wanted, or if that
+    is 0 those that a model of the GPU finds fastest."""
+    count = min(wanted, chunks) if wanted else _fastest(chunks, walks, _multiprocessors(like))
+    per_segment = _rt.ceil_div(chunks, max(1, count))
+    return _rt.ceil_div(chunks, per_segment), per_segment
+
+
+@functools.lru_cache(maxsize=1024)
+def _fastest(chunks: int, walks: int, multiprocessors: int) -> int:
+    """The number of segments that takes least time by `_cost`."""
+    lengths = {_rt.ceil_div(chunks, n) for n in range(1, min(chunks, 64) + 1)}
+    return min(
+        (_rt.ceil_div(chunks, per) for per in lengths), key=lambda n: (_cost(n, chunks, walks, multiprocessors), n)
+    )
+
+
+def _cost(pieces: int, chunks: int, walks: int, multiprocessors: int) -> float:
+    """The time of walks cut into `pieces` segments, in chunks of a walk on a full multiprocessor."""
+    slots = BLOCKS * multiprocessors
+    waves, rest = divmod(walks * pieces, slots)
+    last = 0.0 if not rest else ALONE if rest <= multiprocessors else 1.0
+    walk = (_rt.ceil_div(chunks, pieces) + LAUNCH) * (waves + last)
+    states = STATE_PASS * chunks * walks * (pieces - 1) / pieces / slots
+    return walk + states + (LAUNCH + pieces / 8 if pieces > 1 else 0.0)
+
+
+def _multiprocessors(x: Tensor) -> int:
+    return _counted(x.get_device()) if x.is_cuda else 132
+
+
+@functools.cache
+def _counted(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def pieces(
+    layer: _rt.Layer, size: Mapping[str, int], chunk: int, tensors: Sequence[Tensor | None]
+) -> Iterator[tuple[slice, slice]]:
+    """Cut (batch, time) so that int32 reaches every array of a piece: over batch, then over time in whole chunks.
+
+    Pieces of one slice of the batch come in the order of time, so that each continues the state of the one before.
+    """
+    batch, length = size[layer.batch], size[layer.time]
+    chunks = _rt.ceil_div(length, chunk)
+    per_token = max(t.numel() for t in tensors if t is not None) // (batch * length)
+    per_chunk = max(math.prod(size[a] for a in axes if a != layer.batch) for axes in layer.states.values())
+    most = max(1, _rt.LIMIT // max(1, per_chunk, (per_token + 1) * chunk))
+    rows, tokens = max(1, most // chunks), min(chunks, most) * chunk
+    for first in range(0, batch, rows):
+        for start in range(0, length, tokens):
+            yield slice(first, min(batch, first + rows)), slice(start, min(length, start + tokens))
+
+
+def run(
+    layer: _rt.Layer,
+    launch: Callable[..., None],
+    sequences: _packed.Sequences | None,
+    inputs: tuple[Tensor | None, ...],
+    scalars: tuple[float, ...],
+    states: tuple[Tensor | None, ...],
+    size: Mapping[str, int],
+    config: Any,
+) -> Any:
+    """Compute a checked call with kernels: outputs and final states, `launch`ed on tensors that int32 reaches."""
+    _rt.check_kernels(layer.name, (*inputs, *states))
+    if sequences is not None and sequences.whole:
+        sequences = None
+    length = size[layer.time]
+    if sequences is not None and length and size[layer.batch]:
+        inputs = _packed.gather(layer, sequences, inputs)
+        states = _packed.spread_all(layer, sequences, states)
+        if sequences.kept is not None:
+            size = {**size, layer.time: sequences.kept.shape[1]}
+    outputs = _outputs(layer, inputs, size, sequences)
+    finals = _finals(layer, inputs, states, size, sequences)
+    if not size[layer.batch] or not size[layer.time]:
+        for final, state in zip(finals, states, strict=True):
+            final.zero_() if state is None else final.copy_(state)
+    elif sequences is not None:
+        if any(t is not None and t.numel() > _rt.LIMIT for t in (*inputs, *outputs, *finals)):
+            raise ValueError(f"{layer.name}: packed sequences of more than 2**31 - 1 elements; pass fewer at once")
+        launch(*inputs, *scalars, *states, *outputs, *finals, sequences, config)
+    else:
+        for rows, now in pieces(layer, size, config.chunk, (*inputs, *outputs)):
+            initial = (
+                [s if s is None else s[rows] for s in states] if not now.start else [f[rows].clone() for f in finals]
+            )
+            part = functools.partial(_part, layer, rows, now)
+            launch(
+                *(part(i.axes, x) for i, x in zip(layer.inputs, inputs, strict=True)), *scalars, *initial,
+                *(part(axes, y) for axes, y in zip(layer.outputs.values(), outputs, strict=True)),
+                *(f[rows] for f in finals), None, config,
+            )  # fmt: skip
+    if sequences is None:
+        return (*outputs, *finals)
+    names = zip(layer.outputs, outputs, strict=True)
+    outputs = [_packed.scatter(layer, sequences, name, y, length) for name, y in names]
+    kept = zip(layer.states, finals, strict=True)
+    return (*outputs, *(_packed.pick_states(layer, sequences, name, s, size[layer.batch]) for name, s in kept))
+
+
+def _outputs(
+    layer: _rt.Layer, inputs: Sequence[Tensor | None], size: Mapping[str, int], sequences: _packed.Sequences | None
+) -> list[Tensor]:
+    """Memory for the outputs; zero where tokens may belong to no sequence."""
+    by_name = {spec.name: x for spec, x in zip(layer.inputs, inputs, strict=True)}
+    leader = next(x for x in inputs if x is not None)
+    make = torch.zeros if sequences is not None and sequences.gaps else torch.empty
+    out = []
+    for name, axes in layer.outputs.items():
+        kind = layer.dtypes[name]
+        like = by_name[kind] if isinstance(kind, str) else None
+        dtype = kind if isinstance(kind, torch.dtype) else leader.dtype if like is None else like.dtype
+        out.append(make([size[a] for a in axes], dtype=dtype, device=leader.device))
+    return out
+
+
+def _finals(
+    layer: _rt.Layer,
+    inputs: Sequence[Tensor | None],
+    states: Sequence[Tensor | None],
+    size: Mapping[str, int],
+    sequences: _packed.Sequences | None,
+) -> list[Tensor]:
+    """Memory for the final states, an entry a sequence."""
+    device = next(x for x in inputs if x is not None).device
+    entries = size.get(_rt.SEQUENCE, size[layer.batch]) if sequences is None else sequences.count
+    shapes = ([entries if a == layer.batch else size[a] for a in axes] for axes in layer.states.values())
+    return [
+        torch.empty(shape if s is None else s.shape, dtype=_rt.F32, device=device)
+        for shape, s in zip(shapes, states, strict=True)
+    ]
+
+
+def _part(layer: _rt.Layer, rows: slice, now: slice, axes: _rt.Axes, x: Tensor | None) -> Tensor | None:
+    """The piece of a tensor: rows of its batch axis, tokens of its time axis."""
+    if x is None:
+        return None
+    return x[tuple(rows if a == layer.batch else now if a == layer.time else slice(None) for a in axes)]

@@ -1,0 +1,107 @@
+"""The kernel `group_scores`: products of two tokens' vectors that all heads of a group share, computed once a group."""
+
+from __future__ import annotations
+
+from ssdgen.ir.chunkform import ChunkForm, Score
+from ssdgen.ir.expr import Index, Ref, walk
+from ssdgen.ir.plan import KEY, Config, Dot, GroupKernel, Parameter, Slot, Statement, Store, Workspace, Zeros
+from ssdgen.plan.lower import inline, retime
+from ssdgen.plan.names import SHARED
+from ssdgen.plan.place import CHUNK_TABLE, chunk_position, declare_packed
+from ssdgen.plan.walk import WalkBuilder, tile_constant
+
+ROLE = "group_scores"
+FIELD = "share_scores_from"
+"""The field of the emitted Config that says from how many heads a group on it pays."""
+
+
+def product_key(score: Score) -> str:
+    """What tells apart the products vector . column of two tokens; scores with equal ones share it."""
+    return f"{score.vector} . {score.column}"
+
+
+def product_name(form: ChunkForm, score: Score) -> str:
+    """The name of the product of a score: `scores`, and a number from the second on."""
+    keys = list(dict.fromkeys(product_key(form.score(i.score)) for r in form.reads for i in r.interactions))
+    at = keys.index(product_key(score))
+    return f"scores_{at + 1}" if at else "scores"
+
+
+def group_of(form: ChunkForm, score: Score) -> str | None:
+    """The group axis whose heads share the product of a score; None if each head has its own."""
+    layer = form.recurrence.layer
+    lets = {let.name: let.value for let in layer.lets}
+    used = [e for side in (score.vector, score.column) for e in walk(inline(side, lets))]
+    inputs = {t.name: t for t in layer.inputs}
+    axes = {a for e in used if isinstance(e, Ref) and e.name in inputs for a in inputs[e.name].axes}
+    axes |= {e.axis for e in used if isinstance(e, Index)}
+    groups = [g.axis for g in layer.groups if g.axis in axes]
+    return groups[0] if len(groups) == 1 and layer.head not in axes else None
+
+
+def shared_scores(form: ChunkForm) -> tuple[Score, ...]:
+    """One score for each product that a group can share."""
+    found = {product_key(s): s for s in reversed(form.scores) if group_of(form, s) is not None and not s.lag}
+    return tuple(reversed(found.values()))
+
+
+def scores_parameter(form: ChunkForm, score: Score) -> Parameter:
+    """The buffer of a product: [batch, group, time, key], a row of a chunk's keys for each token."""
+    layer, group = form.recurrence.layer, group_of(form, score)
+    assert group is not None
+    name = f"shared_{product_name(form, score)}"
+    return Parameter(name, "workspace", name, (layer.batch, group, layer.time, KEY), _dtype(form, score))
+
+
+def _dtype(form: ChunkForm, score: Score) -> str:
+    """`intra`, what that product rounds weighted scores to anyway; float32 where they are summed."""
+    summed = any(
+        i.row is None and product_key(form.score(i.score)) == product_key(score)
+        for r in form.reads
+        for i in r.interactions
+    )
+    return "f32" if summed else "intra"
+
+
+def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
+    """The kernel that computes the product of `score`, one of `shared_scores`, for every group and chunk."""
+    layer, group = form.recurrence.layer, group_of(form, score)
+    assert group is not None
+    builder = WalkBuilder(form, config, (score.axis,))
+    builder.place[group] = Slot(group, f"group_{group}", "1")
+    builder.place[score.axis] = Slot(score.axis, "0", tile_constant(score.axis))
+    declare_packed(builder, CHUNK_TABLE)
+    builder.places["workspace"][KEY] = Slot(KEY, "0", "CHUNK")
+    body: list[Statement] = []
+    vector = builder.row(body, score.vector, score.axis, "vector")
+    keys = retime(builder.column(body, score.column, score.axis), layer.time, KEY)
+    target = Ref(builder.names.of("value", product_name(form, score)), (layer.time, KEY))
+    body += [Zeros(target), Dot(target, (vector, keys), score.axis, target, builder.constant("scores"))]
+    parameter = scores_parameter(form, score)
+    buffer = builder.declare(parameter)
+    body.append(Store(buffer, builder.slots(buffer), target, target.axes))
+    builder.constant("chunk")
+    builder.constant(f"tile_{score.axis}", f"size_{score.axis}")
+    builder.finish(body)
+    token = ["token = ct.arange(CHUNK, dtype=ct.int32)"] if "token" in builder.used else []
+    return GroupKernel(
+        name=f"group_{product_name(form, score)}",
+        role=ROLE,
+        doc="Products of every two tokens of one chunk, before any decay: the same for all heads of a group.",
+        parameters=builder.ordered_parameters(),
+        grid=("cut.lanes * cut.slots", f"size_{group}"),
+        position=(*chunk_position(builder), f"group_{group} = ct.bid(1)", *token, *builder.position),
+        occupancy=f"occupancy_{ROLE}",
+        condition=SHARED.lower(),
+        body=tuple(body),
+    )
+
+
+def group_workspace(form: ChunkForm, score: Score) -> Workspace:
+    """The buffer of the product of `score`, padded to whole chunks; of one row where heads are not to share."""
+    parameter = scores_parameter(form, score)
+    group = parameter.axes[1]
+    shape = ("cut.lanes", f"size_{group}", "cut.slots * config.chunk if shared else 1", "config.chunk")
+    return Workspace(
+        parameter.name, parameter.axes, shape, parameter.dtype, f"{product_key(score)} of a chunk's tokens"
+    )
