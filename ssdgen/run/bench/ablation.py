@@ -13,7 +13,6 @@ import torch
 from ssdgen.diagnostics import UserError
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.plan import Config
-from ssdgen.plan.config import default_config
 from ssdgen.plan.settings import configure
 from ssdgen.run.bench.conflicts import Conflicts
 from ssdgen.run.bench.forward import WARM_SHARE, Effort, Progress
@@ -29,6 +28,8 @@ ABLATED = (SHAPES[0], SHAPES[4], SHAPES[6])
 """Long and narrow, short and wide, long and wide."""
 BEST = "best"
 LEAST_LATENCY = "1"
+SWAPPED = "carried,intra"
+"""The products whose operands hand-written kernels swap."""
 SECONDS = 8.0
 Settings = Mapping[str, str]
 Maker = Callable[[ChunkForm, Settings], tuple[Settings, Config]]
@@ -55,14 +56,16 @@ def ways(form: ChunkForm, best: Settings) -> list[Way]:
         except UserError as error:
             out.append(Way(name, "", note=f"not available: {error.message}"))
             continue
-        out.append(Way(name, text(settings), str(write_module(form, changed))))
+        if changed == config:
+            out.append(Way(name, text(settings), note="not available: the best configuration is that"))
+        else:
+            out.append(Way(name, text(settings), str(write_module(form, changed))))
     return out
 
 
 def makers(best: Config) -> dict[str, Maker]:
     """By name, how to take each technique from `best`; what it does not use is added instead, to see what that costs."""
     intra = next(p for d, product, p in best.precision if (d, product) == ("bf16", "intra"))
-    shared = int(getattr(best, "shared_scores", 0))
     return {
         "latency hints off": _latency_off,
         f"operand swapping {'off' if best.swap else 'on'}": _swap,
@@ -70,7 +73,7 @@ def makers(best: Config) -> dict[str, Maker]:
         "TF32 in intra" if intra == "bf16" else "bf16 in intra": partial(
             _set, "intra", "tf32" if intra == "bf16" else "bf16"
         ),
-        f"shared C.B {'off' if shared else 'on'}": partial(_set, "shared_scores", str(1 - shared)),
+        f"shared C.B {'off' if best.share_scores_from else 'on'}": _shared,
         "tuning off": _untuned,
     }
 
@@ -87,9 +90,15 @@ def _latency_off(form: ChunkForm, best: Settings) -> tuple[Settings, Config]:
 
 
 def _swap(form: ChunkForm, best: Settings) -> tuple[Settings, Config]:
-    """Without swapping, or with that of the spec if `best` has none."""
-    swap = "none" if configure(form, best).swap else ",".join(default_config(form).swap)
-    return _set("swap", swap, form, best)
+    """Without swapping, or with SWAPPED if `best` has none."""
+    return _set("swap", "none" if configure(form, best).swap else SWAPPED, form, best)
+
+
+def _shared(form: ChunkForm, best: Settings) -> tuple[Settings, Config]:
+    """The scores of each head its own, or those of a group shared however few its heads if `best` shares none."""
+    config = configure(form, best)
+    heads = 0 if config.share_scores_from else 1
+    return {"share_scores_from": str(heads)}, replace(config, share_scores_from=heads)
 
 
 def _transposed_off(form: ChunkForm, best: Settings) -> tuple[Settings, Config]:

@@ -67,16 +67,22 @@ class Effort:
 def subject(
     mamba2: ChunkForm, simple_gla: ChunkForm, peers: Sequence[Variant], plans: Mapping[str, Mapping[str, str]]
 ) -> Subject:
-    """Our `plans` (by name, knobs) emitted, and the peers; a plan that cannot be emitted is a note."""
+    """Our `plans` (by name, knobs) emitted, and the peers; one that cannot be emitted, or is another again, is a note."""
     folders: dict[str, str] = {}
     notes: list[str] = []
     for name, settings in plans.items():
         try:
-            folders[name] = str(write_module(mamba2, configure(mamba2, settings)))
+            folder = str(write_module(mamba2, configure(mamba2, settings)))
         except UserError as error:
             if name == DEFAULT:
                 raise
             notes.append(f"{name} is not measured: {error.message}")
+            continue
+        same = next((other for other, known in folders.items() if known == folder), None)
+        if same is None:
+            folders[name] = folder
+        else:
+            notes.append(f"{name} is the same module as {same}")
     return Subject(mamba2, simple_gla, tuple(peers), folders, tuple(notes))
 
 

@@ -29,8 +29,8 @@ from ssdgen.run.inputs import Inputs
 PLANS: Mapping[str, Mapping[str, str]] = {
     DEFAULT: {},
     "three_kernel": {"plan": "three_kernel"},
-    "segmented": {"plan": "segmented", "swap": "none", "state_tile_n": "128"},
-    "single_walk": {"plan": "single_walk", "swap": "none"},
+    "segmented": {"plan": "segmented"},
+    "single_walk": {"plan": "single_walk"},
 }
 """What of ours is measured: names, and the knobs that differ from the spec's defaults. `default` is what a user gets."""
 
@@ -82,15 +82,23 @@ def call_of(module: ModuleType, *, tuned: bool) -> Call:
 
 
 def launched_bytes(module: ModuleType, call: Call, inputs: Inputs) -> int:
-    """Bytes that the launches of a call read and write if each touches each array that it is given once: the plan's traffic."""
+    """Bytes that the launches of a call read and write if each touches each of its arrays once: the plan's traffic.
+
+    What stands in for an absent array is touched by nobody.
+    """
     total = 0
+    runtime = runtime_of(module)
 
     def note(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         nonlocal total
         total += sum(distinct_bytes(x) for x in arguments if isinstance(x, torch.Tensor))
 
-    with runtime_of(module).launcher(note):
-        call(inputs)
+    given, runtime.given = runtime.given, lambda x, stand_in: stand_in.new_empty(0) if x is None else x
+    try:
+        with runtime.launcher(note):
+            call(inputs)
+    finally:
+        runtime.given = given
     return total
 
 

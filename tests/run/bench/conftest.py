@@ -26,5 +26,5 @@ def mamba2() -> ChunkForm:
 @pytest.fixture(scope="session")
 def ours(mamba2: ChunkForm, cache: None) -> Subject:
     """The default module and one other plan, and no peers."""
-    plans = {DEFAULT: {}, "three_kernel": {"plan": "three_kernel", "chunk": "128"}}
+    plans = {DEFAULT: {}, "single_walk": {"plan": "single_walk", "chunk": "128"}}
     return subject(mamba2, pipeline.derive("simple_gla")[0], [], plans)

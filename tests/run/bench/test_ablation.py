@@ -21,7 +21,7 @@ from tests.run.bench.fakes import Clock, FakeMeter
 from tests.run.bench.made import ENVIRONMENT
 
 SHAPE = Shape(2, 128, 4, 2, 16, 32)
-SWAPPED = {"plan": "three_kernel", "latency_x": "3", "intra": "bf16"}
+SWAPPED = {"plan": "segmented", "swap": "carried,intra", "latency_x": "4", "intra": "bf16"}
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def no_warming(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_way_changes_one_thing(mamba2: ChunkForm) -> None:
     best = configure(mamba2, SWAPPED)
-    made = {name: make(mamba2, SWAPPED)[1] for name, make in makers(best).items() if "shared" not in name}
+    made = {name: make(mamba2, SWAPPED)[1] for name, make in makers(best).items()}
     off = made["latency hints off"]
     assert {value for _, value in off.latency} == {1}
     assert replace(off, latency=best.latency) == best
@@ -40,11 +40,14 @@ def test_each_way_changes_one_thing(mamba2: ChunkForm) -> None:
     assert plain.internals == (("step", ("b", "t", "h")),)
     assert replace(plain, internals=best.internals) == best
     assert made["TF32 in intra"] == configure(mamba2, {**SWAPPED, "intra": "tf32"})
-    assert made["tuning off"] == configure(mamba2, {"plan": "three_kernel"})
+    assert made["tuning off"] == configure(mamba2, {"plan": "segmented"})
+    own = made["shared C.B off"]
+    assert own.share_scores_from == 0
+    assert replace(own, share_scores_from=best.share_scores_from) == best
 
 
 def test_what_the_best_does_not_use_is_added(mamba2: ChunkForm) -> None:
-    best = {"plan": "segmented", "swap": "none"}
+    best = {"plan": "segmented", "swap": "none", "intra": "tf32"}
     made = makers(configure(mamba2, best))
     assert {"operand swapping on", "bf16 in intra"} <= set(made)
     assert made["operand swapping on"](mamba2, best)[1].swap == ("carried", "intra")
@@ -53,12 +56,18 @@ def test_what_the_best_does_not_use_is_added(mamba2: ChunkForm) -> None:
 def test_every_way_is_another_module(mamba2: ChunkForm) -> None:
     """A way that changed nothing in the text would be measured as worth nothing."""
     found = ways(mamba2, SWAPPED)
+    assert "tuning off" in [way.name for way in found if way.folder]
     assert found[0].name == BEST
     folders = [way.folder for way in found if way.folder]
     assert len(folders) >= 6
     assert len({(Path(f) / "mamba2.py").read_text() for f in folders}) == len(folders)
     for way in found:
         assert way.folder or way.note.startswith("not available: ")
+
+
+def test_what_is_the_best_already_is_not_measured_again(mamba2: ChunkForm) -> None:
+    (same,) = [way for way in ways(mamba2, {}) if way.name == "tuning off"]
+    assert (same.folder, same.note) == ("", "not available: the best configuration is that")
 
 
 def test_settings_that_are_wrong_are_the_users(mamba2: ChunkForm) -> None:

@@ -15,7 +15,7 @@ from ssdgen.run.bench import conflicts, warm
 from ssdgen.run.bench.forward import Effort, Subject, forward, subject
 from ssdgen.run.bench.measure import rounds
 from ssdgen.run.bench.others import CHOICES, Variant, gla_inputs
-from ssdgen.run.bench.ours import distinct_bytes, launched_bytes
+from ssdgen.run.bench.ours import distinct_bytes, launched_bytes, runtime_of
 from ssdgen.run.bench.rows import DEFAULT, OURS, Document
 from ssdgen.run.bench.shapes import Shape
 from ssdgen.run.bench.truth import case_of, input_sets
@@ -56,7 +56,7 @@ def test_all_are_compared_with_float64_and_timed(
     document = run(ours, tmp_path)
     rows = {(r.family, r.name): r for r in document.rows}
     assert set(rows) == {
-        (OURS, DEFAULT), (OURS, "three_kernel"), ("TileGym", "chunk 64"), ("mamba_ssm", "chunk 128"),
+        (OURS, DEFAULT), (OURS, "single_walk"), ("TileGym", "chunk 64"), ("mamba_ssm", "chunk 128"),
         ("mamba_ssm", "chunk 256"), ("fla", "simple_gla"),
     }  # fmt: skip
     for row in rows.values():
@@ -131,9 +131,12 @@ def test_no_shape_is_begun_when_the_time_is_up(ours: Subject, tmp_path: Path) ->
 
 
 def test_a_plan_that_cannot_be_emitted_is_a_note(ours: Subject) -> None:
-    made = subject(ours.mamba2, ours.simple_gla, [], {DEFAULT: {}, "odd": {"no_such_knob": "1"}})
+    plans = {DEFAULT: {}, "odd": {"no_such_knob": "1"}, "segmented": {"plan": "segmented"}}
+    made = subject(ours.mamba2, ours.simple_gla, [], plans)
     assert set(made.folders) == {DEFAULT}
-    assert made.notes == ("odd is not measured: mamba2 has no knob `no_such_knob`",)
+    odd, same = made.notes
+    assert odd == "odd is not measured: mamba2 has no knob `no_such_knob`"
+    assert same == "segmented is the same module as default"
 
 
 def test_inputs_are_realistic_and_leave_the_cache(ours: Subject) -> None:
@@ -154,12 +157,15 @@ def test_inputs_are_realistic_and_leave_the_cache(ours: Subject) -> None:
 
 
 def test_the_plans_traffic_is_that_of_its_launches(ours: Subject) -> None:
-    """At least every input and output once; what a stride of 0 repeats is read once."""
-    layer = ours.mamba2.recurrence.layer
+    """More than every input and output once, less than the published plan's 3 times that; what stands in for an absent
+    array is not read, and what a stride of 0 repeats is read once."""
+    layer, shape = ours.mamba2.recurrence.layer, Shape(1, 4096, 8, 1, 64, 128)
     module = ours.modules()["mamba2"]
-    inputs = draw(layer, case_of(layer, SHAPE, 0))
+    given = runtime_of(module).given
+    inputs = draw(layer, case_of(layer, shape, 0))
     traffic = launched_bytes(module, lambda i: module.forward(**i.keywords()), inputs)
-    assert SHAPE.compulsory_bytes < traffic < 20 * SHAPE.compulsory_bytes
+    assert shape.compulsory_bytes < traffic < 3 * shape.compulsory_bytes
+    assert runtime_of(module).given is given
     assert distinct_bytes(torch.zeros(4, 1).expand(4, 100)) == 16
     assert distinct_bytes(torch.zeros(())) == 4
 
@@ -194,7 +200,7 @@ def test_a_worker_calls_what_a_run_will(
     made = install(monkeypatch, "TileGym")
     setting = ours.setting(tmp_path / "w.json", "NVIDIA H200", True)
     warm._do(warm.Job(OURS, ours.folders[DEFAULT], str(SHAPE)), setting)
-    warm._do(warm.Job(OURS, ours.folders["three_kernel"], str(SHAPE), tuned=False), setting)
+    warm._do(warm.Job(OURS, ours.folders["single_walk"], str(SHAPE), tuned=False), setting)
     warm._do(warm.Job("TileGym", "chunk 64", str(SHAPE), part=(0, 2)), setting)
     assert made.searched == [1]
     assert on_the_cpu.count("synchronize") == 3
