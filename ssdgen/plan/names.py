@@ -115,6 +115,10 @@ HOST_LOCALS = frozenset(
         "device",
         "cut",
         "shared",
+        "sequences",
+        "cu_seqlens",
+        "seq_idx",
+        "mask",
     }
     | {"chunk_cumsum", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}
 )
