@@ -74,7 +74,7 @@ def write_winners(path: Path, winners: Winners, versions: Mapping[str, str]) -> 
     """Record searches; those without versions get `versions`. What the file holds of other GPUs stays."""
     others = [s for s in _searches(path) if (s.versions or {}).get("gpu") != versions["gpu"]] if path.exists() else []
     mine = [s if s.versions else replace(s, versions=dict(versions)) for s in winners.searches]
-    lines = ",\n".join(json.dumps(asdict(s)) for s in (*others, *mine))
+    lines = ",\n".join(json.dumps(asdict(s), default=str) for s in (*others, *mine))
     write(path, f'{{"format": {FORMAT}, "searches": [\n{lines}\n]}}\n')
 
 

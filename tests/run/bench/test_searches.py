@@ -169,3 +169,10 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(UserError, match=r"w\.json"):
         read_winners(path, "B300")
+
+
+def test_a_key_that_is_no_json_is_written_as_text(tmp_path: Path) -> None:
+    """Minutes of searching are not lost to an argument of a peer's kernel."""
+    path = tmp_path / "w.json"
+    write_winners(path, Winners((Search("p", "k", (1, Path("x")), {"a": 1}, True),)), VERSIONS)
+    assert read_winners(path, "NVIDIA H200").searches[0].key == (1, "x")
