@@ -32,7 +32,7 @@ from torch import Tensor
 
 from . import _cut, _packed
 from . import _runtime as _rt
-from ._tiles import chunk_at, clamp, dot, exp2, load, segment_at, silu, softplus, store
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, silu, softplus, store
 
 LOG2E = math.log2(math.e)
 
@@ -75,7 +75,9 @@ class Config:
     latency_x: int = 3  # latency hint of x
     latency_B: int = 2  # latency hint of B
     latency_C: int = 2  # latency hint of C
-    latency_S: int = 3  # latency hint of S
+    state_latency_x: int = 2  # latency hint of x where a state walks the chunks
+    state_latency_B: int = 2  # latency hint of B where a state walks the chunks
+    state_latency_S: int = 3  # latency hint of S where a state walks the chunks
     share_scores_from: int = 4  # heads a group from which they share the `scores` product, 0 for never
     occupancy_chunk_cumsum: int = 0  # blocks of chunk_cumsum a multiprocessor, 0 to let the compiler choose
     occupancy_group_scores: int = 4  # blocks of group_scores a multiprocessor, 0 to let the compiler choose
@@ -111,6 +113,7 @@ def chunk_cumsum(
     """Per-token scalars of one chunk for a tile of heads, in float32; past the end of the sequence nothing decays
     and every weight is 0.
     """
+    await_previous()
     chunks = ct.cdiv(dt.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
     lane, slot = batch, chunk
@@ -147,6 +150,7 @@ def group_scores(
     PACKED: ct.Constant[bool],
 ) -> None:
     """Products of every two tokens of one chunk, before any decay: the same for all heads of a group."""
+    await_previous()
     chunks = ct.cdiv(C.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
     lane, slot = batch, chunk
@@ -176,6 +180,7 @@ def segment_states(
     PACKED: ct.Constant[bool],
 ) -> None:
     """The state S that a segment would end with if it began at zero, and what is left of what enters it."""
+    await_previous()
     heads = S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     sequence, lane, slot = batch, batch, 0
@@ -230,6 +235,7 @@ def walk_out(
     PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], SHARED: ct.Constant[bool], WITH_Z: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
+    await_previous()
     heads = S_final.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     sequence, lane, slot = batch, batch, 0
@@ -408,6 +414,7 @@ def _segmented(
                 B, C, shared_scores, _rt.given(cut.chunk_table, x), config.latency_C, config.latency_B,
                 _rt.PRECISION[config.scores], config.chunk, _rt.covering(size_n), sequences is not None,
             ),
+            early=True,
         )
     _rt.launch(
         _rt.hinted(segment_states, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
@@ -417,10 +424,11 @@ def _segmented(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            x, B, step, decay_sum, S_part, S_left, _rt.given(cut.segment_table, x), cut.per_segment, config.latency_x,
-            config.latency_B, _rt.PRECISION[config.state], config.latency_S, config.chunk, config.state_tile_p,
-            config.state_tile_n, sequences is not None,
+            x, B, step, decay_sum, S_part, S_left, _rt.given(cut.segment_table, x), cut.per_segment,
+            config.state_latency_x, config.state_latency_B, _rt.PRECISION[config.state], config.state_latency_S,
+            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
+        early=True,
     )
     _rt.launch(
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
@@ -432,6 +440,7 @@ def _segmented(
             _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p,
             sequences is not None, S0 is not None, shared, z is not None,
         ),
+        early=True,
     )
 
 
@@ -488,5 +497,5 @@ def _portable(
     return y, S
 
 
-SPEC_DIGEST = "4a19c76159482b6926b12a3384b2e980dfa8fcdd0a1324675b98a9ce9b1c7053"
+SPEC_DIGEST = "4cef8d4ba96dfcf2d772085a4f8e00f56b499b169f7266af66c1943c120c5ab9"
 """SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""

@@ -113,7 +113,9 @@ class Host:
         scalars = _tuple([f"float({self.host(p.name)})" for p in layer.params])
         initials = _tuple([self.initial(s.name) for s in layer.states])
         wanted = {"segmented": "config.segments"}.get(plan.config.plan, "1")
-        blocks = " * ".join(g for g in (f"size_{layer.head}", *plan.kernels[-1].grid) if not g.startswith("cut."))
+        grid = plan.kernels[-1].grid if isinstance(plan.kernels[-1], WalkKernel) else ()
+        rows = [g for g in grid if not g.startswith("cut.")]
+        blocks = " * ".join((f"size_{layer.head}", *rows))
         sizes = f"size_{layer.batch}, size_{layer.time}, config.chunk"
         return {
             "kernels_call": ["LAYER", f"_{plan.config.plan}", "sequences", inputs, scalars, initials, "size", "config"],
@@ -126,7 +128,9 @@ class Host:
             "cut": f"_cut.cut({sizes}, {wanted}, {blocks}, sequences, {self.host(plan.leader)})",
             "sharing": self._sharing(),
             "workspaces": [self._workspace(w) for w in plan.workspaces],
-            "launches": [(getattr(k, "condition", ""), self._launch(k)) for k in plan.kernels],
+            "launches": [
+                (getattr(k, "condition", ""), self._launch(k, early=i > 0)) for i, k in enumerate(plan.kernels)
+            ],
         }
 
     def _sharing(self) -> str:
@@ -237,11 +241,11 @@ class Host:
             name, code, f"{name}[{' '.join(w.axes)}]: {w.doc}".replace("'", "").replace(repr(LOG2E), "LOG2E")
         )
 
-    def _launch(self, kernel: Kernel) -> str:
+    def _launch(self, kernel: Kernel, early: bool) -> str:
         args = ", ".join(self._argument(p) for p in kernel.parameters)
         hinted = f"_rt.hinted({kernel.name}, config.occupancy_{kernel.role}, config.warps_{kernel.role})"
         grid = f"({', '.join(kernel.grid)}{',' if len(kernel.grid) == 1 else ''})"
-        return f"_rt.launch({hinted}, {grid}, ({args}))"
+        return f"_rt.launch({hinted}, {grid}, ({args}){', early=True' if early else ''})"
 
     def _argument(self, p: Parameter) -> str:
         match p.role:

@@ -71,7 +71,8 @@ class Choice:
 class Schedule:
     """The declared space. `mma` holds every (dtype, product), undeclared ones filled in.
 
-    `tile` are tiles of `compute_out`, `state_tile` those of a state in `fwd_pass_state`. `warps` are worker warps of a block,
+    `tile` are tiles of `compute_out`, `state_tile` those of a state in `fwd_pass_state`; `latency` are of the loads and
+    stores of all kernels but that, which has `state_latency`. `warps` are worker warps of a block,
     `share_scores_from` how many heads a group must have to share the `scores` product, 0 for never.
     """
 
@@ -81,6 +82,7 @@ class Schedule:
     internals: tuple[Layout, ...] = ()
     swap: tuple[Product, ...] = ()
     latency: tuple[Choice, ...] = ()
+    state_latency: tuple[Choice, ...] = ()
     tile: tuple[Choice, ...] = ()
     state_tile: tuple[Choice, ...] = ()
     occupancy: tuple[Choice, ...] = ()

@@ -14,6 +14,7 @@ RESERVED = frozenset(
         "dot",
         "softplus",
         "chunk_at",
+        "await_previous",
         "segment_at",
         "exp2",
         "sigmoid",
@@ -115,10 +116,6 @@ HOST_LOCALS = frozenset(
         "device",
         "cut",
         "shared",
-        "sequences",
-        "cu_seqlens",
-        "seq_idx",
-        "mask",
     }
     | {"chunk_cumsum", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}
 )

@@ -53,6 +53,7 @@ def _setters(form: ChunkForm, config: Config) -> dict[str, Setter]:
         setters[product] = _precision(product)
     for name in (*(t.name for t in layer.inputs), *(s.name for s in layer.states), *(o.name for o in layer.outputs)):
         setters[f"latency_{name}"] = _latency(name)
+        setters[f"state_latency_{name}"] = _state_latency(name)
     for role in KERNELS:
         setters[f"occupancy_{role}"] = _occupancy(role)
     return setters
@@ -68,6 +69,11 @@ def _state_tile(axis: str) -> Setter:
 
 def _latency(name: str) -> Setter:
     return lambda c, v: replace(c, latency=_put(c.latency, name, _number(f"latency_{name}", v, LATENCIES)))
+
+
+def _state_latency(name: str) -> Setter:
+    key = f"state_latency_{name}"
+    return lambda c, v: replace(c, state_latency=_put(c.state_latency, name, _number(key, v, LATENCIES)))
 
 
 def _occupancy(role: str) -> Setter:

@@ -16,7 +16,19 @@ from ssdgen.spec import syntax as s
 from ssdgen.spec.problems import Problems, closest
 from ssdgen.spec.split import Statement
 
-KNOBS = ("chunk", "mma", "layout", "internal", "swap", "latency", "tile", "state_tile", "occupancy", "plan")
+KNOBS = (
+    "chunk",
+    "mma",
+    "layout",
+    "internal",
+    "swap",
+    "latency",
+    "state_latency",
+    "tile",
+    "state_tile",
+    "occupancy",
+    "plan",
+)
 _STARTS = ("language", "layer", "axes", "groups", "sizes", "inputs", "params", "let", "state", "output", "when", *KNOBS)
 _DEEPEST = 100
 

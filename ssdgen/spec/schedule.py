@@ -43,7 +43,13 @@ class ScheduleReader:
         self._layouts: list[Layout] = []
         self._internals: list[Layout] = []
         self._swap: tuple[Product, ...] = ()
-        self._choices: dict[str, list[Choice]] = {"latency": [], "tile": [], "state_tile": [], "occupancy": []}
+        self._choices: dict[str, list[Choice]] = {
+            "latency": [],
+            "state_latency": [],
+            "tile": [],
+            "state_tile": [],
+            "occupancy": [],
+        }
         self._plan: tuple[PlanName, ...] = ("three_kernel",)
 
     def read(self, knob: Knob) -> None:
@@ -55,6 +61,7 @@ class ScheduleReader:
             "internal": self._read_internal,
             "swap": self._read_swap,
             "latency": self._read_choices,
+            "state_latency": self._read_choices,
             "tile": self._read_choices,
             "state_tile": self._read_choices,
             "occupancy": self._read_choices,
@@ -71,6 +78,7 @@ class ScheduleReader:
             internals=tuple(self._internals),
             swap=self._swap,
             latency=tuple(self._choices["latency"]),
+            state_latency=tuple(self._choices["state_latency"]),
             tile=tuple(self._choices["tile"]),
             state_tile=tuple(self._choices["state_tile"]),
             occupancy=tuple(self._choices["occupancy"]),
@@ -184,7 +192,7 @@ class ScheduleReader:
     def _read_choices(self, knob: Knob) -> None:
         scope, kind = self._scope, knob.name.text
         for subject, numbers in knob.choices:
-            if kind == "latency":
+            if kind in ("latency", "state_latency"):
                 known, what = [*scope.inputs, *scope.state_axes, *scope.output_axes], "input, state or output"
                 values = self._numbers(numbers, "a latency", *LATENCIES, power=False)
             elif kind in ("tile", "state_tile"):
