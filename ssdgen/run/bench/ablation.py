@@ -85,7 +85,9 @@ def _set(key: str, value: str, form: ChunkForm, best: Settings) -> tuple[Setting
 
 def _latency_off(form: ChunkForm, best: Settings) -> tuple[Settings, Config]:
     """Every load as if it had to arrive at once."""
-    off = {f"latency_{name}": LEAST_LATENCY for name, _ in configure(form, best).latency}
+    config = configure(form, best)
+    off = {f"latency_{name}": LEAST_LATENCY for name, _ in config.latency}
+    off |= {f"state_latency_{name}": LEAST_LATENCY for name, _ in config.state_latency}
     return off, configure(form, {**best, **off})
 
 

@@ -33,8 +33,8 @@ def test_each_way_changes_one_thing(mamba2: ChunkForm) -> None:
     best = configure(mamba2, SWAPPED)
     made = {name: make(mamba2, SWAPPED)[1] for name, make in makers(best).items()}
     off = made["latency hints off"]
-    assert {value for _, value in off.latency} == {1}
-    assert replace(off, latency=best.latency) == best
+    assert {value for _, value in (*off.latency, *off.state_latency)} == {1}
+    assert replace(off, latency=best.latency, state_latency=best.state_latency) == best
     assert made["operand swapping off"] == replace(best, swap=())
     plain = made["transposed layouts off"]
     assert plain.internals == (("step", ("b", "t", "h")),)
