@@ -393,10 +393,7 @@ def _segmented(
     _rt.launch(
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
-        (
-            i, f, write, decay_sum, _rt.given(cut.chunk_table, v), float(size_n), config.chunk, config.tile_h,
-            sequences is not None,
-        ),
+        (i, f, write, decay_sum, cut.chunk_table, float(size_n), config.chunk, config.tile_h, sequences is not None),
     )
     _rt.launch(
         _rt.hinted(segment_states_C, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
@@ -406,8 +403,8 @@ def _segmented(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            k, v, write, decay_sum, C_part, C_left, _rt.given(cut.segment_table, v), cut.per_segment,
-            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            k, v, write, decay_sum, C_part, C_left, cut.segment_table, cut.per_segment, _rt.PRECISION[config.state],
+            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
         early=True,
     )
@@ -415,8 +412,8 @@ def _segmented(
         _rt.hinted(segment_states_N, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
         (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            k, write, decay_sum, N_part, N_left, _rt.given(cut.segment_table, v), cut.per_segment, config.chunk,
-            config.state_tile_n, sequences is not None,
+            k, write, decay_sum, N_part, N_left, cut.segment_table, cut.per_segment, config.chunk, config.state_tile_n,
+            sequences is not None,
         ),
         early=True,
     )
@@ -425,10 +422,9 @@ def _segmented(
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
             q, k, v, _rt.given(C0, C_final), _rt.given(N0, N_final), C_left, C_part, N_left, N_part, decay_sum, write,
-            _rt.given(cut.segment_table, v), y, C_final, N_final, cut.per_segment, config.latency_k,
-            _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra],
-            _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None,
-            C0 is not None, N0 is not None,
+            cut.segment_table, y, C_final, N_final, cut.per_segment, config.latency_k, _rt.PRECISION[config.scores],
+            _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra], _rt.PRECISION[config.state],
+            config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None, C0 is not None, N0 is not None,
         ),
         early=True,
     )

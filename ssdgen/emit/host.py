@@ -268,7 +268,7 @@ class Host:
             case "flag":
                 return self._flag(p.argument)
             case "table":
-                return f"_rt.given(cut.{p.argument}, {self.host(self._plan.leader)})"
+                return f"cut.{p.argument}"
             case "initial":
                 state = p.argument.removesuffix("0")
                 return f"_rt.given({self.initial(state)}, {self.final(state)})"

@@ -50,7 +50,7 @@ class ScheduleReader:
             "state_tile": [],
             "occupancy": [],
         }
-        self._plan: tuple[PlanName, ...] = ("three_kernel",)
+        self._plan: tuple[PlanName, ...] = Schedule().plan
 
     def read(self, knob: Knob) -> None:
         """Add one statement, reporting what is wrong with it."""

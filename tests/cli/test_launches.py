@@ -14,14 +14,16 @@ def test_every_launch_is_a_request_once() -> None:
     requests = compile_requests(planned, module, ["sm_80", "sm_90"], ["bf16", "f32"])
     assert [(r.kernel, r.label) for r in requests if r.arch == "sm_90"] == [
         ("chunk_cumsum", "bf16 f32"),
-        ("fwd_pass_state", "bf16"),
-        ("compute_out", "bf16"),
-        ("compute_out_z", "bf16 with z"),
-        ("fwd_pass_state", "f32"),
-        ("compute_out", "f32"),
-        ("compute_out_z", "f32 with z"),
+        ("group_scores", "bf16"),
+        ("segment_states", "bf16"),
+        ("walk_out", "bf16"),
+        ("walk_out", "bf16 with z"),
+        ("group_scores", "f32"),
+        ("segment_states", "f32"),
+        ("walk_out", "f32"),
+        ("walk_out", "f32 with z"),
     ]
-    assert len(requests) == len(set(requests)) == 14
+    assert len(requests) == len(set(requests)) == 18
     cumsum = {argument.name: argument for argument in requests[0].signature}
     assert isinstance(cumsum["dt"], ArrayArg)
     assert isinstance(cumsum["dt_min"], ScalarArg)
@@ -33,4 +35,4 @@ def test_a_hint_of_the_configuration_is_compiled_with() -> None:
     planned = pipeline.plan(form, {"occupancy_compute_out": "3"})
     module = pipeline.load(pipeline.emit(planned))
     hints = {r.kernel: dict(r.hints) for r in compile_requests(planned, module, ["sm_90"], ["bf16"])}
-    assert hints["compute_out"] == {"occupancy": 3}
+    assert hints["walk_out"] == {"occupancy": 3}
