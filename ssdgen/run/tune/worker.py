@@ -1,0 +1,185 @@
+"""The measuring process: it draws inputs, keeps the default's results, and answers with how long a candidate takes.
+
+It is told a `Setup` once and a `Task` for each candidate, and answers a `Timed`, or a `Failed` if the candidate is
+wrong or raises. After an error of CUDA the process is of no more use, so it ends itself and the next one goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Any
+
+import torch
+
+from ssdgen.ir.layer import Layer
+from ssdgen.run.checks import BOUNDS, relative_error
+from ssdgen.run.inputs import DTYPES, Case, Inputs, draw
+from ssdgen.run.load import load_file
+from ssdgen.run.tune.device import here
+from ssdgen.run.tune.space import Values
+
+ROUNDS_FIRST = 5
+ROUNDS = 25
+HOPELESS = 1.2
+"""A candidate whose first rounds take this many times the best is not measured further."""
+
+SECONDS_CLOCKS = 0.3
+"""How long the GPU works before the first measurement, until its clocks are up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What every candidate is measured on: a call of the layer, and the module whose default Config is the reference."""
+
+    layer: Layer
+    case: Case
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A candidate: the file of its module and the fields of its Config; the microseconds of the best one so far."""
+
+    module: str
+    fields: Values
+    best: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The median of a candidate in microseconds and the spread (half the distance of the quartiles), how far its results
+    are from the default's, and the seconds of its first call, compiles included.
+    """
+
+    microseconds: float
+    spread: float
+    error: float
+    first_call: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why a candidate has no speed."""
+
+    step: str
+    why: str
+
+
+class Bench:
+    """The inputs of a call and the default's results on them, on the current GPU; times candidates."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.device = here()
+        self.inputs = draw(setup.layer, setup.case, "cuda", "cuda")
+        self.flush = torch.empty(2 * self.device.l2_bytes, dtype=torch.uint8, device="cuda")
+        call, _ = _call(Task(setup.module, ()), setup, self.inputs)
+        self.wanted = tuple(x.clone() for x in call())
+        begun = monotonic()
+        while monotonic() - begun < SECONDS_CLOCKS:
+            call()
+            torch.cuda.synchronize()
+
+    def answer(self, task: Task) -> Timed | Failed:
+        """Check and time a candidate."""
+        begun = perf_counter()
+        call, bound = _call(task, self.setup, self.inputs)
+        got = call()
+        torch.cuda.synchronize()
+        first = perf_counter() - begun
+        errors = [relative_error(x, want) for x, want in zip(got, self.wanted, strict=True)]
+        if not all(error <= bound for error in errors):  # a nan too
+            shown = ", ".join(f"{error:.1e}" for error in errors)
+            return Failed("wrong result", f"{shown} from the default's, at most {bound:.1e}")
+        median, spread = timed(captured(call), self.flush.zero_, task.best)
+        return Timed(median, spread, max(errors), first)
+
+
+def _call(task: Task, setup: Setup, inputs: Inputs) -> tuple[Callable[[], tuple[torch.Tensor, ...]], float]:
+    """A call of a candidate, and how far its results may be from the default's: each may be off by its bound."""
+    module = load_file(Path(task.module))
+    config = replace(module.CONFIGS[DTYPES[setup.case.dtype]], **dict(task.fields))
+    products = [v for v in vars(config).values() if isinstance(v, str)]
+    bound = 2 * max(BOUNDS[name] for name in (setup.case.dtype, *products))
+    return lambda: module.forward(**inputs.keywords(), config=config), bound
+
+
+def captured(call: Callable[[], tuple[torch.Tensor, ...]]) -> Callable[[], None]:
+    """The replay of a CUDA graph of `call`, which has run before; it keeps all that the graph needs."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()
+    return lambda kept=kept: graph.replay()  # type: ignore[misc]
+
+
+def timed(run: Callable[[], None], flush: Callable[[], Any], best: float) -> tuple[float, float]:
+    """Median and spread, in microseconds, of `run` with the L2 cache flushed before each, outside the time."""
+    times: list[float] = []
+    for limit in (ROUNDS_FIRST, ROUNDS):
+        while len(times) < limit:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            flush()
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1000)
+        if statistics.median(times) > HOPELESS * best:
+            break
+    low, median, high = statistics.quantiles(times, n=4)
+    return median, (high - low) / 2
+
+
+def serve(connection: Connection) -> None:
+    """Answer until the other end closes, or CUDA fails."""
+    bench: Bench | None = None
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        try:
+            if isinstance(task, Setup):
+                bench = None  # its memory first
+                bench = Bench(task)
+                connection.send(bench.device)
+            else:
+                assert bench is not None
+                connection.send(bench.answer(task))
+        except torch.cuda.OutOfMemoryError as error:
+            connection.send(Failed("out of memory", str(error).splitlines()[0]))
+        except Exception as error:  # whatever a candidate raises, here or in the driver: this process answers for it
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            if _context_is_lost():
+                sys.exit(f"it lost its CUDA context: {why}")  # no answer: the end of this process is one
+            connection.send(Failed("raised", why))
+
+
+def _context_is_lost() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def main() -> None:
+    """Serve on the socket given as standard input; what emitted code prints goes to standard error."""
+    connection = Connection(os.dup(0))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    serve(connection)
