@@ -105,15 +105,18 @@ def warm(
                 step(done, total, kernel.request.kernel)
 
             warmed.append(pipeline.warm(module, shapes, dtypes, target, jobs, heard))
-    slow = [w for w in warmed if w.first_call is not None and _extra(w) > FIRST_CALL_LIMIT]
+    slow = [w for w in warmed if (w.first_call_extra or 0.0) > FIRST_CALL_LIMIT]
     failed = [kernel for w in warmed for kernel in w.kernels if kernel.problem]
     if json:
         show_json([_warmed_json(w) for w in warmed])
     else:
         _show_warmed(warmed, failed)
     for w in slow:
-        say(f"ssdgen: the first call of {w.path.name} takes {_extra(w):.1f} s more than the second")
-    raise typer.Exit(1 if failed or slow else 0)
+        say(f"ssdgen: the first call of {w.path.name} takes {w.first_call_extra:.1f} s more than the second")
+    broken = [w for w in warmed if w.problem]
+    for w in broken:
+        say(f"ssdgen: a call of {w.path.name} failed: {w.problem}")
+    raise typer.Exit(1 if failed or slow or broken else 0)
 
 
 def _shapes(texts: Iterable[str] | None) -> list[dict[str, int]]:
@@ -182,8 +185,8 @@ def _show_tuned(tuned: Iterable[Tuned], json: bool) -> None:
 def _show_removed(removed: Iterable[Removed]) -> None:
     """How many candidates fell out at each step, and of those that went wrong which and why."""
     listed = list(removed)
-    for step, count in Counter(r.step for r in listed).most_common():
-        show(f"  {count:4} {step}")
+    for step, times in Counter(r.step for r in listed).most_common():
+        show(f"  {times:4} {step}")
     wrong = [r for r in listed if r.step in WARN_STEPS]
     if wrong:
         table = _table("failed", "step", "why")
@@ -203,16 +206,12 @@ def _show_warmed(warmed: Iterable[Warmed], failed: Iterable[Kernel]) -> None:
             seconds = [k.seconds for k in w.kernels if k.request.kernel == name]
             table.add_row(Text(name), str(len(seconds)), f"{sum(seconds):.1f}", f"{max(seconds):.1f}")
         show_table(table)
-        if w.first_call is not None and w.second_call is not None:
-            show(f"in a fresh process the first call took {w.first_call:.3f} s, the second {w.second_call:.3f} s")
+        if w.first_call_extra is not None:
+            show(f"in a fresh process the first call took {w.first_call_extra:.3f} s more than the second")
         else:
-            show("no GPU here: that first calls are fast was not measured")
+            show("not launched: whether a first call is fast is seen on the GPU itself")
     for kernel in failed:
         say(f"ssdgen: {kernel.request.kernel} does not compile: {kernel.problem}")
-
-
-def _extra(w: Warmed) -> float:
-    return (w.first_call or 0.0) - (w.second_call or 0.0)
 
 
 def _table(*columns: str) -> Table:
@@ -246,4 +245,4 @@ def _tuned_json(t: Tuned) -> dict[str, object]:
 def _warmed_json(w: Warmed) -> dict[str, object]:
     kernels = [{"kernel": k.request.kernel, "seconds": k.seconds, "problem": k.problem} for k in w.kernels]
     head = {"module": str(w.path), "device": w.device, "cache": str(w.cache), "calls": w.calls, "kernels": kernels}
-    return {**head, "first_call": w.first_call, "second_call": w.second_call}
+    return {**head, "first_call_extra": w.first_call_extra, "problem": w.problem}

@@ -2,7 +2,8 @@
 
 `cuda.tile` keeps compiled kernels on disk (`CUDA_TILE_CACHE_DIR`). Their key is made from the kernel's code with the path and
 lines of its file, the class of every argument, the hints and the architecture, so what is compiled here from the module
-where it lies is what its launches find: no GPU is needed for that, and where there is one a fresh process shows it.
+where it lies is what its launches find: no GPU is needed for that. Where there is one, the calls are made as well, and a
+fresh process shows how long its first call takes.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import importlib
 import importlib.util
 import inspect
 import itertools
-import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from ssdgen.run.load import load_file
 from ssdgen.run.recorded import Call, blank, record, takes_packed
 from ssdgen.run.tune.compile import Compiler, cuda_tile_cache
 from ssdgen.run.tune.device import H200, Device, here
+from ssdgen.run.tune.remote import Died, Remote, serve
 
 BATCH, TOKENS, HEADS = 2, 4096, 8
 """The shape that is warmed if none is asked for, beside the sizes that the module declares."""
@@ -41,6 +42,11 @@ PERIOD = 2048
 """Tokens after which the number of chunks is a multiple of 16 for every chunk up to 128."""
 
 TIMEOUT = 300.0
+PROCESSES = 4
+"""How many processes make calls on the GPU at a time."""
+
+START = "import sys; sys.path[:] = sys.argv[1:]; from ssdgen.run.warm import main; main()"
+PROGRAM = [sys.executable, "-I", "-B", "-c", START, *sys.path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ class Kernel:
 @dataclass(frozen=True, slots=True)
 class Warmed:
     """What was done for one module: its kernels, the calls they are for, and, where there is a GPU, how many seconds the
-    first and the second call of a fresh process took.
+    first call of a fresh process took more than the second, or what kept it from that.
     """
 
     path: Path
@@ -63,8 +69,8 @@ class Warmed:
     cache: Path
     calls: int
     kernels: tuple[Kernel, ...]
-    first_call: float | None = None
-    second_call: float | None = None
+    first_call_extra: float | None = None
+    problem: str = ""
 
 
 def module_path(target: str) -> Path:
@@ -124,8 +130,12 @@ def warm(
                 kernel = Kernel(requests[place], 0.0, answer.message)
             kernels.append(kernel)
             heard(kernel, len(kernels), len(requests))
-    first, second = _fresh_process(path, calls[0]) if has_gpu and arch is None else (None, None)
-    return Warmed(path, device, cache, len(calls), tuple(kernels), first, second)
+    extra, problem = None, ""
+    if has_gpu and arch is None:
+        _, problem = _launched_really(path, calls, PROCESSES)
+        extra, again = _launched_really(path, calls[:1], 1)
+        problem = problem or again
+    return Warmed(path, device, cache, len(calls), tuple(kernels), extra, problem)
 
 
 def launched(module: ModuleType, call: Call, device: Device) -> tuple[CompileRequest, ...]:
@@ -209,13 +219,29 @@ def _loaded(path: Path) -> ModuleType:
     return module
 
 
-def _fresh_process(path: Path, call: Call) -> tuple[float | None, float | None]:
-    """The seconds of the first and second call in a new process; None if it dies."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            return pool.submit(first_calls, path, call).result()
-        except BrokenProcessPool:
-            return None, None
+def _launched_really(path: Path, calls: Sequence[Call], jobs: int) -> tuple[float, str]:
+    """Make every call on the GPU, in `jobs` processes: the longest that a first call took beyond the second, and a problem.
+
+    What was compiled ahead is found then; a class that was not is compiled by its own launch, and so is found later.
+    """
+    with ThreadPoolExecutor(jobs) as threads:
+        results = list(threads.map(lambda first: _share(path, calls[first::jobs]), range(min(jobs, len(calls)))))
+    return max(extra for extra, _ in results), next((problem for _, problem in results if problem), "")
+
+
+def _share(path: Path, calls: Sequence[Call]) -> tuple[float, str]:
+    extra, problem = 0.0, ""
+    with Remote(program=PROGRAM) as remote:
+        for call in calls:
+            try:
+                answer = remote.ask((path, call), TIMEOUT)
+            except Died as error:
+                answer = str(error)
+            if isinstance(answer, str):
+                problem = answer
+            else:
+                extra = max(extra, answer[0] - answer[1])
+    return extra, problem
 
 
 def first_calls(path: Path, call: Call) -> tuple[float, float]:
@@ -231,3 +257,8 @@ def first_calls(path: Path, call: Call) -> tuple[float, float]:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begun)
     return seconds[0], seconds[1]
+
+
+def main() -> None:
+    """The process that makes calls: it answers (path, call) with the seconds of two of them, or with what went wrong."""
+    serve(lambda task: first_calls(*task))

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -117,3 +117,23 @@ class Remote:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         printed = Path(self._log.name).read_text(errors="replace").strip().splitlines()
         return f"the measuring process died ({how})" + (f": {printed[-1][:200]}" if printed else "")
+
+
+def serve(answer: Callable[[Any], Any]) -> None:
+    """Answer tasks that come through the socket given as standard input until its other end closes.
+
+    What is printed goes to standard error. A task that raises is answered with what it raised, in words.
+    """
+    connection = Connection(os.dup(0))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(answer(task))
+        except Exception as error:  # whatever a task raises: the process that asked is told
+            connection.send(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")

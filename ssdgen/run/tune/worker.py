@@ -7,12 +7,10 @@ wrong or raises. After an error of CUDA the process is of no more use, so it end
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
@@ -23,7 +21,8 @@ from ssdgen.ir.layer import Layer
 from ssdgen.run.checks import BOUNDS, relative_error
 from ssdgen.run.inputs import DTYPES, Case, Inputs, draw
 from ssdgen.run.load import load_file
-from ssdgen.run.tune.device import here
+from ssdgen.run.tune.device import Device, here
+from ssdgen.run.tune.remote import serve
 from ssdgen.run.tune.space import Values
 
 ROUNDS_FIRST = 5
@@ -143,29 +142,28 @@ def timed(run: Callable[[], None], flush: Callable[[], Any], best: float) -> tup
     return median, (high - low) / 2
 
 
-def serve(connection: Connection) -> None:
-    """Answer until the other end closes, or CUDA fails."""
-    bench: Bench | None = None
-    while True:
-        try:
-            task = connection.recv()
-        except EOFError:
-            return
+class Server:
+    """Answers tasks with the Bench of the last Setup."""
+
+    def __init__(self) -> None:
+        self._bench: Bench | None = None
+
+    def answer(self, task: Setup | Task) -> Device | Timed | Failed:
+        """Set up, or measure. Ends the process where CUDA is of no more use."""
         try:
             if isinstance(task, Setup):
-                bench = None  # its memory first
-                bench = Bench(task)
-                connection.send(bench.device)
-            else:
-                assert bench is not None
-                connection.send(bench.answer(task))
+                self._bench = None  # its memory first
+                self._bench = Bench(task)
+                return self._bench.device
+            assert self._bench is not None
+            return self._bench.answer(task)
         except torch.cuda.OutOfMemoryError as error:
-            connection.send(Failed("out of memory", str(error).splitlines()[0]))
+            return Failed("out of memory", str(error).splitlines()[0])
         except Exception as error:  # whatever a candidate raises, here or in the driver: this process answers for it
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             if _context_is_lost():
                 sys.exit(f"it lost its CUDA context: {why}")  # no answer: the end of this process is one
-            connection.send(Failed("raised", why))
+            return Failed("raised", why)
 
 
 def _context_is_lost() -> bool:
@@ -177,9 +175,5 @@ def _context_is_lost() -> bool:
 
 
 def main() -> None:
-    """Serve on the socket given as standard input; what emitted code prints goes to standard error."""
-    connection = Connection(os.dup(0))
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
-    serve(connection)
+    """The measuring process."""
+    serve(Server().answer)
