@@ -174,6 +174,9 @@ def _show_tuned(tuned: Iterable[Tuned], json: bool) -> None:
             cells = (f"{us:.1f}", f"{m.timed.spread:.1f}", f"{us / default:.0%}", f"{m.timed.first_call:.1f}")
             table.add_row(*cells, Text(str(m.candidate)))
         show_table(table)
+        if found.heuristic is not None and found.best is not None:
+            us = found.heuristic.timed.microseconds
+            show(f"without a table: {us:.1f} us, {us / found.best.timed.microseconds:.0%} of the fastest")
         _show_removed(found.removed)
         show(f"wrote {len(t.entries)} {'entry' if len(t.entries) == 1 else 'entries'} to {t.path}")
         best = found.best
@@ -239,6 +242,8 @@ def _tuned_json(t: Tuned) -> dict[str, object]:
         for m in t.found.measured
     ]
     head = {"sizes": dict(t.sizes), "device": t.device, "table": str(t.path), "finished": t.found.finished}
+    others = {"default": t.found.default, "heuristic": t.found.heuristic, "best": t.found.best}
+    head |= {name: m and {"candidate": str(m.candidate), "timed": m.timed} for name, m in others.items()}
     return {**head, "entries": t.entries, "measured": measured, "removed": _removed_json(t.found.removed)}
 
 

@@ -49,6 +49,8 @@ def test_without_a_command_it_says_what_there_is(ssdgen: Command) -> None:
         "verify",
         "new",
         "bench",
+        "tune",
+        "warm",
     ]
 
 

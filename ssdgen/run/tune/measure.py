@@ -9,7 +9,7 @@ from ssdgen.diagnostics import UserError
 from ssdgen.run.tune.device import Device
 from ssdgen.run.tune.prune import Estimate, Removed
 from ssdgen.run.tune.remote import Died, Remote
-from ssdgen.run.tune.worker import Failed, Setup, Task, Timed
+from ssdgen.run.tune.worker import Failed, Probe, Setup, Task, Timed
 
 SECONDS_SETUP = 120.0
 SECONDS_EACH = 30.0
@@ -27,10 +27,17 @@ class Measurer:
         self._setup = setup
         self._seconds = seconds
 
-    def start(self) -> Device:
+    def device(self) -> Device:
+        """The GPU that is measured on. Raises UserError if the process cannot use it."""
+        return self._told(Probe())
+
+    def start(self) -> None:
         """Draw the inputs and compute the default's results. Raises UserError if that cannot be done."""
+        self._told(self._setup)
+
+    def _told(self, task: Probe | Setup) -> Device:
         try:
-            answer = self._remote.ask(self._setup, SECONDS_SETUP)
+            answer = self._remote.ask(task, SECONDS_SETUP)
         except Died as error:
             raise UserError(
                 f"the default configuration cannot be measured: {error}", "try a smaller --shape"

@@ -64,7 +64,7 @@ def estimated(space: Space, candidate: Candidate, call: Call, device: Device) ->
         return Removed(candidate, "no kernels", error.message)
     try:
         config = space.config(candidate)
-        if long := _longer_than_its_axis(vars(config), call.sizes, variant.plan.form.recurrence.layer.time):
+        if long := _longer_than_its_axis(dict(candidate.fields), call.sizes, variant.plan.form.recurrence.layer.time):
             return Removed(candidate, "computes padding", long)
         launches = record(variant.module, call, config)
     except (ValueError, TypeError, NotImplementedError) as error:
@@ -79,9 +79,9 @@ def modelled(launch: Launch, device: Device) -> float:
     return LAUNCH_SECONDS + (launch.array_bytes / (device.bandwidth * share) if share else 0.0)
 
 
-def _longer_than_its_axis(config: Mapping[str, object], sizes: Mapping[str, int], time: str) -> str:
-    """The field whose tile is longer than the power of two that holds its axis; empty if none is."""
-    for name, value in config.items():
+def _longer_than_its_axis(moved: Mapping[str, object], sizes: Mapping[str, int], time: str) -> str:
+    """The moved field whose tile is longer than the power of two that holds its axis; empty if none is."""
+    for name, value in moved.items():
         axis = time if name == "chunk" else name.removeprefix("state_").removeprefix("tile_")
         if (name == "chunk" or "tile_" in name) and axis in sizes and isinstance(value, int):
             longest = max(32, 1 << max(0, sizes[axis] - 1).bit_length())

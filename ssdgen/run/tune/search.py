@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ssdgen.build.worker import Answer
@@ -27,6 +27,7 @@ GAIN = 0.995
 """A candidate is faster than another if it takes less than this times as long: below lies the noise of medians."""
 
 MOST_JOINED = 8
+CONFIRMED = 5
 
 Move = tuple[str, Value, bool]
 """A knob, its new value, and whether it is structural."""
@@ -53,9 +54,12 @@ class Measured:
 
 @dataclass(slots=True)
 class Found:
-    """What a search has seen: `measured` in order of time, `removed` with their steps, and whether time was left at the end."""
+    """What a search has seen: the default Config and what the heuristic makes of it, all that was `measured`, what was
+    `removed` with the step, and whether time was left at the end.
+    """
 
     default: Measured | None = None
+    heuristic: Measured | None = None
     measured: list[Measured] = field(default_factory=list)
     removed: list[Removed] = field(default_factory=list)
     considered: int = 0
@@ -108,12 +112,35 @@ class Search:
         whole, found = self._time_left(), self.found
         self._try([Candidate()], always=True)
         found.default = found.best
+        guessed = self._space.guessed(self._device.multiprocessors)
+        self._try([guessed])
+        found.heuristic = next((m for m in found.measured if m.candidate == guessed), None)
         self._climb(structural=False, until=whole / 2 if structural else 0.0)
         if structural and found.best is not None:
             self._try(self.starts(found.best.candidate))
             self._climb(structural=True, until=0.0)
         found.finished = self._time_left() > 0
+        self._confirm()
         return found
+
+    def _confirm(self) -> None:
+        """Measure the fastest, the default and the heuristic's choice once more, one after the other: of many medians the
+        smallest is too small by chance.
+        """
+        found = self.found
+        again = sorted(found.measured, key=_time)[:CONFIRMED]
+        again += [m for m in (found.default, found.heuristic) if m is not None and m not in again]
+        for old in again:
+            timed = self._measure(old.estimate, math.inf)
+            place, new = found.measured.index(old), None
+            if isinstance(timed, Removed):
+                self._note(timed, 0)
+                del found.measured[place]
+            else:
+                new = Measured(old.candidate, replace(timed, first_call=old.timed.first_call), old.estimate)
+                found.measured[place] = new
+            found.default = new if found.default is old else found.default
+            found.heuristic = new if found.heuristic is old else found.heuristic
 
     def _climb(self, structural: bool, until: float) -> None:
         """Rounds from the best candidate, until one finds nothing or less than `until` seconds are left."""

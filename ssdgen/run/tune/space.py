@@ -18,6 +18,7 @@ from typing import Any
 from ssdgen.diagnostics import UserError
 from ssdgen.emit import emit
 from ssdgen.emit.package import package
+from ssdgen.emit.support._tuned import heuristic, shape_of
 from ssdgen.files import write_all
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.plan import Plan
@@ -181,6 +182,14 @@ class Space:
                 config = configure(self.form, dict(moved.structure))
                 if config != here and knob.near(_word(getattr(here, knob.name)), word):
                     yield self.fitting(moved)
+
+    def guessed(self, multiprocessors: int) -> Candidate:
+        """What the default module runs with where no table has the shape."""
+        module = self.variant(Candidate()).module
+        default = module.CONFIGS[DTYPES[self.dtype]]
+        chosen = heuristic(default, shape_of(module.LAYER, self.sizes), multiprocessors)
+        changed = {f.name: getattr(chosen, f.name) for f in fields(default)}
+        return Candidate(fields=tuple(sorted((k, v) for k, v in changed.items() if v != getattr(default, k))))
 
     def fitting(self, candidate: Candidate) -> Candidate:
         """A candidate without the fields that its module's Config lacks, as happens when a structural knob has moved."""

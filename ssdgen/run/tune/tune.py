@@ -21,7 +21,7 @@ from ssdgen.run.recorded import Call
 from ssdgen.run.tune.compile import CACHE_VARIABLE, Compiler
 from ssdgen.run.tune.device import H200, Device
 from ssdgen.run.tune.measure import Measurer
-from ssdgen.run.tune.prune import Estimate, Removed, compiled_badly
+from ssdgen.run.tune.prune import Estimate, Removed, compiled_badly, estimated
 from ssdgen.run.tune.remote import Remote
 from ssdgen.run.tune.search import Found, Measured, Search
 from ssdgen.run.tune.space import Candidate, Space
@@ -187,10 +187,14 @@ def _searched(
     layer = space.form.recurrence.layer
     kernels = _folder() / "kernels"
     with Remote({CACHE_VARIABLE: str(kernels)}) as remote:
-        measurer = Measurer(remote, Setup(layer, case, str(space.variant(Candidate()).module.__file__)))
-        device = measurer.start()
+        start = Candidate()
+        measurer = Measurer(remote, Setup(layer, case, str(space.variant(start).module.__file__)))
+        device, call = measurer.device(), _call(layer, case)
         with Compiler(device.arch, jobs, kernels) as compiler:
-            call = _call(layer, case)
+            default = estimated(space, start, call, device)
+            if isinstance(default, Estimate):  # in parallel, before the setup launches it
+                list(compiler.compiled([default.requests]))
+            measurer.start()
             search = Search(space, call, device, compiler, measurer, lambda: until - time.monotonic(), heard)
             return device, search.run(structural)
 

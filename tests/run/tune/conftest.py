@@ -18,11 +18,17 @@ def form_of(spec: str) -> ChunkForm:
     return pipeline.derive(spec)[0]
 
 
+@pytest.fixture(scope="session")
+def emitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where modules are emitted, once for all tests."""
+    return tmp_path_factory.mktemp("emitted")
+
+
 @pytest.fixture
-def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Space:
-    """The space of a spec with groups, an optional input and several plans, its modules in a folder of the test."""
+def space(emitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Space:
+    """The space of a spec with groups, an optional input and several plans; the user's folder is empty."""
     monkeypatch.setenv("SSDGEN_CACHE_DIR", str(tmp_path))
-    return Space(form_of("mamba2"), "bf16", SIZES, tmp_path)
+    return Space(form_of("mamba2"), "bf16", SIZES, emitted)
 
 
 @pytest.fixture

@@ -30,7 +30,9 @@ def test_the_launches_of_a_candidate_are_those_of_its_own_host_code(space: Space
     assert kernels["compute_out"].blocks == 2 * 8 * 4096 // 128
     assert kernels["compute_out"].request.hints == (("occupancy", 1),)
     arrays = 2 * 4096 * (8 * 64 * 2 * 2 + 2 * 128 * 2 + 8 * 4 * 2) + 8 * 4 + 2 * 8 * 32 * 64 * 128 * 2
-    assert kernels["compute_out"].array_bytes == arrays, "x, y, B, C, the sums and steps, D[h], the entry states: each once"
+    assert kernels["compute_out"].array_bytes == arrays, (
+        "x, y, B, C, the sums and steps, D[h], the entry states: each once"
+    )
 
 
 def test_padding_is_no_use(space: Space, call: Call) -> None:

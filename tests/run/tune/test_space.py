@@ -52,10 +52,10 @@ def test_a_field_that_another_plan_lacks_is_dropped(space: Space) -> None:
     assert space.config(there).chunk == 128
 
 
-def test_modules_stay_where_their_kernels_are_found_again(space: Space, tmp_path: Path) -> None:
+def test_modules_stay_where_their_kernels_are_found_again(space: Space, emitted: Path) -> None:
     """A second search finds the kernels of the first in the compiler's cache, which knows them by path."""
     first = space.variant(Candidate()).module.__file__
-    again = Space(space.form, "bf16", space.sizes, tmp_path)
+    again = Space(space.form, "bf16", space.sizes, emitted)
     assert again.variant(Candidate()).module.__file__ == first
     assert again.variant(Candidate((("plan", "segmented"),))).module.__file__ != first
 

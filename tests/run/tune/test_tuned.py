@@ -50,9 +50,7 @@ class Layer:
 
 LAYER = Layer(groups={"g": "h"})
 CONFIGS = {torch.bfloat16: Config(), torch.float32: Config(chunk=32)}
-KEY = Key(
-    "digest", "plan=a", (), GPU.name, _tuned.compiler_version(), ("bfloat16",), _tuned.shape_of(LAYER, SIZE).text
-)
+KEY = Key("digest", "plan=a", (), GPU.name, _tuned.compiler_version(), ("bfloat16",), _tuned.shape_of(LAYER, SIZE).text)
 
 
 @pytest.fixture(autouse=True)
@@ -229,7 +227,15 @@ def test_a_lookup_costs_little_and_sees_a_new_table(folders: Path, monkeypatch: 
 
     def call() -> Any:
         return _tuned.chosen(
-            LAYER, None, CONFIGS, digest="digest", variant="plan=a", present=(), size=SIZE, dtypes=(torch.bfloat16,), x=x
+            LAYER,
+            None,
+            CONFIGS,
+            digest="digest",
+            variant="plan=a",
+            present=(),
+            size=SIZE,
+            dtypes=(torch.bfloat16,),
+            x=x,
         )
 
     assert call() == Config(chunk=128)
