@@ -41,6 +41,9 @@ BATCH, TOKENS, HEADS = 2, 4096, 8
 PERIOD = 2048
 """Tokens after which the number of chunks is a multiple of 16 for every chunk up to 128."""
 
+SHORT = 64
+"""Tokens that are one chunk, whichever of 64 and more a chunk has."""
+
 TIMEOUT = 300.0
 PROCESSES = 4
 """How many processes make calls on the GPU at a time."""
@@ -167,11 +170,11 @@ def calls_of(module: ModuleType, shapes: Sequence[Mapping[str, int]], dtypes: Se
 
 
 def near(tokens: int) -> tuple[int, ...]:
-    """Lengths about `tokens` of every class: themselves and the number of chunks a multiple of 16 and not."""
-    whole = round(tokens / PERIOD) * PERIOD
-    ragged = tokens - 1 if tokens % 16 == 0 else tokens + -tokens % 16
-    classes = (whole, whole - 1, whole + 128, whole + 127) if whole else ()
-    return tuple(dict.fromkeys((tokens, max(1, ragged), *classes)))
+    """Lengths of every class, those of long sequences about `tokens`: a multiple of 16 or not, chunks a multiple of 16 or
+    not, one chunk, one token. `tokens` itself is the first.
+    """
+    whole = max(1, round(tokens / PERIOD)) * PERIOD
+    return tuple(dict.fromkeys((tokens, whole, whole - 1, whole + 128, whole + 127, SHORT, SHORT - 1, 1)))
 
 
 def _forms(module: ModuleType) -> list[tuple[tuple[str, int], ...]]:

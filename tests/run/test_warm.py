@@ -37,8 +37,8 @@ def test_lengths_of_every_class_are_near() -> None:
     for tokens in (2048, 4000, 4096, 131072):
         for chunk in (64, 128):
             assert len(classes(near(tokens), chunk)) == 4, (tokens, chunk)
-    assert near(100) == (100, 112)
-    assert near(1) == (1, 16)
+    assert near(100)[0] == 100
+    assert {1, 63, 64} <= set(near(100)), "one token, one chunk"
 
 
 def test_every_option_is_called(mamba2: ModuleType) -> None:
@@ -56,7 +56,7 @@ def test_what_a_call_of_any_length_launches_is_compiled(mamba2: ModuleType) -> N
     """No later call of the same batch and heads finds a class that was not warmed."""
     warmed = {r for c in calls_of(mamba2, [{"b": 2, "h": 8, "t": 4096}], ["bf16"]) for r in launched(mamba2, c, H200)}
     config = mamba2.CONFIGS[torch.bfloat16]
-    for tokens in (2048, 3000, 3001, 4096, 5003, 9999, 65536):
+    for tokens in (1, 2, 16, 64, 65, 128, 1000, 2048, 3000, 3001, 4096, 5003, 9999, 65536):
         for present in ((), ("z",)):
             call = Call({**SIZES, "t": tokens}, "bf16", present, (("D", 1), ("dt_bias", 0)))
             assert {launch.request for launch in record(mamba2, call, config)} <= warmed, tokens

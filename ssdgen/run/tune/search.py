@@ -112,12 +112,14 @@ class Search:
         whole, found = self._time_left(), self.found
         self._try([Candidate()], always=True)
         found.default = found.best
+        if found.default is None:
+            return found
         guessed = self._space.guessed(self._device.multiprocessors)
         self._try([guessed])
         found.heuristic = next((m for m in found.measured if m.candidate == guessed), None)
         self._climb(structural=False, until=whole / 2 if structural else 0.0)
-        if structural and found.best is not None:
-            self._try(self.starts(found.best.candidate))
+        if structural:
+            self._try(self.starts((found.best or found.default).candidate))
             self._climb(structural=True, until=0.0)
         found.finished = self._time_left() > 0
         self._confirm()

@@ -174,7 +174,7 @@ def tune(
         if found.default is None:
             why = found.removed[0].why if found.removed else "nothing was measured"
             raise UserError(f"the default configuration has no speed at this shape: {why}", "ssdgen verify the spec")
-        entries = entries_of(space, case, device, found, tuple(optional))
+        entries = entries_of(space, case, device, found)
         add(path, entries)
         results.append(Tuned(case.sizes, device, found, entries, path))
     return tuple(results)
@@ -199,7 +199,7 @@ def _searched(
             return device, search.run(structural)
 
 
-def entries_of(space: Space, case: Case, device: Device, found: Found, present: tuple[str, ...]) -> tuple[Entry, ...]:
+def entries_of(space: Space, case: Case, device: Device, found: Found) -> tuple[Entry, ...]:
     """The best candidate of each structural variant, for a table: the default's, the best, and those searched enough."""
     by_variant: dict[str, list[Measured]] = {}
     for measured in found.measured:
@@ -210,18 +210,16 @@ def entries_of(space: Space, case: Case, device: Device, found: Found, present: 
         ours = any(m in (best, found.default) for m in several)
         if len(several) >= ENOUGH or ours:
             fastest = min(several, key=lambda m: m.timed.microseconds)
-            entries.append(_entry(space, case, device, found, fastest, variant, present))
+            entries.append(_entry(space, case, device, found, fastest, variant))
     return tuple(entries)
 
 
-def _entry(
-    space: Space, case: Case, device: Device, found: Found, fastest: Measured, variant: str, present: tuple[str, ...]
-) -> Entry:
+def _entry(space: Space, case: Case, device: Device, found: Found, fastest: Measured, variant: str) -> Entry:
     module = space.variant(fastest.candidate).module
     layer = space.form.recurrence.layer
     leader = space.variant(fastest.candidate).plan.leader
     dtypes = tuple(dtype_of(layer, layer.tensor(name), case) for name in key_inputs(layer, leader))
-    shape = shape_of(module.LAYER, case.sizes).text
+    shape, present = shape_of(module.LAYER, case.sizes).text, _call(layer, case).present
     key = Key(module.SPEC_DIGEST, variant, present, device.name, compiler_version(), dtype_names(dtypes), shape)
     config = {name: value for name, value in vars(space.config(fastest.candidate)).items() if isinstance(value, int)}
     measured: dict[str, Any] = {"microseconds": round(fastest.timed.microseconds, 2), "sizes": dict(case.sizes)}

@@ -69,7 +69,7 @@ def test_what_was_found_is_what_runs(module: ModuleType) -> None:
     space = Space(form, "bf16", SIZES, Path(str(module.__file__)).parent)
     case = _case(form.recurrence.layer, SIZES, "bf16", ())
     results = found(space, (Candidate(), 100.0), (Candidate(fields=(("chunk", 128),)), 80.0))
-    entries = entries_of(space, case, H200, results, ())
+    entries = entries_of(space, case, H200, results)
     (entry,) = entries
     assert entry.config["chunk"] == 128
     assert "intra" not in entry.config, "a precision is the user's"
@@ -89,7 +89,7 @@ def test_each_variant_that_was_searched_gets_its_best(space: Space) -> None:
     results = found(
         space, (Candidate(), 100.0), (other, 60.0), (other.moved("chunk", 128, False), 50.0), (little, 90.0)
     )
-    entries = {e.key.variant.split()[0]: e for e in entries_of(space, case, H200, results, ())}
+    entries = {e.key.variant.split()[0]: e for e in entries_of(space, case, H200, results)}
     assert set(entries) == {"plan=three_kernel", "plan=segmented"}, "of the third too little was measured"
     assert entries["plan=segmented"].config["chunk"] == 128
 
