@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +66,7 @@ def record(module: Any, call: Call, config: Any, label: str = "") -> tuple[Launc
         options = kernel._compiler_options
         hints = tuple((name, int(v)) for name in HINTS if (v := getattr(options, name)) is not None)
         request = CompileRequest(str(module.__file__), kernel._pyfunc.__name__, signature, hints, arch="", label=label)
-        arrays = (_bytes(a) for a in arguments if isinstance(a, torch.Tensor))
-        launches.append(Launch(request, grid, sum(arrays)))
+        launches.append(Launch(request, grid, _array_bytes(a for a in arguments if isinstance(a, torch.Tensor))))
 
     runtime = importlib.import_module("._runtime", module.__package__)
     with runtime.launcher(note), torch.no_grad():
@@ -141,7 +140,12 @@ def _arguments(kernel: Any, arguments: tuple[Any, ...]) -> Iterator[Argument]:
             yield ScalarArg(parameter.name, "i32" if isinstance(value, int) else "f32")
 
 
-def _bytes(array: torch.Tensor) -> int:
-    """The bytes of memory behind an array: what is repeated by a stride of 0 lies there once."""
-    sizes = (n for n, stride in zip(array.shape, array.stride(), strict=True) if stride)
-    return math.prod(sizes) * array.element_size()
+def _array_bytes(arrays: Iterable[torch.Tensor]) -> int:
+    """The bytes of memory behind arrays: of those that begin at the same place the longest (an absent array is stood in for
+    by one that is there), and what is repeated by a stride of 0 once.
+    """
+    found: dict[int, int] = {}
+    for array in arrays:
+        sizes = (n for n, stride in zip(array.shape, array.stride(), strict=True) if stride)
+        found[array.data_ptr()] = max(math.prod(sizes) * array.element_size(), found.get(array.data_ptr(), 0))
+    return sum(found.values())

@@ -81,9 +81,9 @@ class Ladder:
 
 LADDERS: tuple[Ladder, ...] = (
     Ladder("chunk", (32, 64, 128), "chunk"),
-    Ladder("shared_scores", (0, 1)),
+    Ladder("share_scores_from", (0, 1)),
     Ladder("occupancy_", (0, 1, 2, 3, 4), "occupancy"),
-    Ladder("worker_warps_", (0, 4, 8)),
+    Ladder("warps_", (0, 4, 8)),
     Ladder("state_tile_", (32, 64, 128, 256), "state_tile"),
     Ladder("tile_", (1, 2, 4, 8, 16, 32, 64, 128, 256), "tile"),
     Ladder("segments", (0, 1, 2, 4, 8, 16, 32, 64)),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ssdgen.build.worker import Compiled, Rejected
-from ssdgen.ir.build import CompileRequest, KernelResources
+from ssdgen.ir.build import CompileRequest, ConstantArg, KernelResources
 from ssdgen.run.recorded import Call
 from ssdgen.run.tune import prune
 from ssdgen.run.tune.device import H200, SHARED_LIMIT
@@ -27,12 +27,13 @@ def test_the_launches_of_a_candidate_are_those_of_its_own_host_code(space: Space
     found = estimated(space, Candidate(fields=(("chunk", 128), ("occupancy_compute_out", 1))), call, H200)
     assert isinstance(found, Estimate)
     kernels = {launch.request.kernel: launch for launch in found.launches}
-    assert kernels["compute_out"].blocks == 2 * 8 * 4096 // 128
-    assert kernels["compute_out"].request.hints == (("occupancy", 1),)
-    arrays = 2 * 4096 * (8 * 64 * 2 * 2 + 2 * 128 * 2 + 8 * 4 * 2) + 8 * 4 + 2 * 8 * 32 * 64 * 128 * 2
-    assert kernels["compute_out"].array_bytes == arrays, (
-        "x, y, B, C, the sums and steps, D[h], the entry states: each once"
-    )
+    scalars = kernels["chunk_cumsum"]
+    assert scalars.blocks == 2 * 4096 // 128
+    assert ConstantArg("CHUNK", 128) in scalars.request.signature
+    scores = kernels["group_scores"]
+    x, b_and_c, stored = 2 * 4096 * 8 * 64 * 2, 2 * 2 * 4096 * 128 * 2, 2 * 4096 * 128 * 2
+    assert scores.array_bytes == x + b_and_c + stored, "x stands in for the table of packed sequences"
+    assert found.launches[-1].request.hints == (("occupancy", 1),)
 
 
 def test_padding_is_no_use(space: Space, call: Call) -> None:

@@ -16,7 +16,7 @@ def test_the_knobs_are_those_of_the_schedule_and_the_module(space: Space) -> Non
     numeric = space.numeric(Candidate())
     assert space.structural["plan"] == space.form.recurrence.layer.schedule.plan
     assert len(space.structural["swap"]) == 16
-    assert {"chunk", "tile_n", "state_tile_p", "latency_x", "occupancy_compute_out"} <= set(numeric)
+    assert {"chunk", "tile_p", "state_tile_p", "latency_x", "occupancy_compute_out"} <= set(numeric)
     assert not {"scores", "carried", "intra", "state"} & set(numeric), "precisions are the user's"
     assert {64, 128} <= set(numeric["chunk"])
     assert {3, 5} <= set(numeric["latency_x"])
@@ -41,7 +41,7 @@ def test_a_neighbour_differs_in_one_knob(space: Space) -> None:
         assert len(n.structure) + len(n.fields) == 1
         assert n.structure or space.config(n) != space.config(start)
     assert not any(n.structure for n in space.neighbours(start, structural=False))
-    assert {str(n) for n in neighbours if n.structure} >= {"plan=segmented", "plan=single_walk", "swap=none"}
+    assert {str(n) for n in neighbours if n.structure} >= {"plan=three_kernel", "plan=single_walk", "swap=intra"}
     assert "swap=scores,state" not in {str(n) for n in neighbours}, "two products away"
 
 
@@ -57,7 +57,7 @@ def test_modules_stay_where_their_kernels_are_found_again(space: Space, emitted:
     first = space.variant(Candidate()).module.__file__
     again = Space(space.form, "bf16", space.sizes, emitted)
     assert again.variant(Candidate()).module.__file__ == first
-    assert again.variant(Candidate((("plan", "segmented"),))).module.__file__ != first
+    assert again.variant(Candidate((("plan", "single_walk"),))).module.__file__ != first
 
 
 def test_shapes_are_checked() -> None:

@@ -42,7 +42,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     if "_tuned.chosen" not in text:
         text = text.replace("_rt.chosen(LAYER, config, CONFIGS, x.dtype)", HOOK)
         text = text.replace("from . import _runtime as _rt\n", "from . import _runtime as _rt\nfrom . import _tuned\n")
-        text += 'VARIANT = "plan=three_kernel"\n'
+        text += 'VARIANT = "plan=segmented"\n'
     (tmp_path / "package").mkdir()
     write_all(tmp_path / "package", {**files, "mamba2.py": text})
     return load_file(tmp_path / "package" / "mamba2.py")
@@ -75,7 +75,7 @@ def test_what_was_found_is_what_runs(module: ModuleType) -> None:
     assert "intra" not in entry.config, "a precision is the user's"
     assert entry.measured["default_microseconds"] == 100.0
     if getattr(space.variant(Candidate()).module, "VARIANT", None) is None:
-        assert entry.key.variant == "plan=three_kernel"
+        assert entry.key.variant == "plan=segmented"
     add(user_table("mamba2"), entries)
     assert chunk(module, SIZES) == 128
     assert chunk(module, {**SIZES, "t": 4000}) == 128, "of the same class"
@@ -85,13 +85,13 @@ def test_what_was_found_is_what_runs(module: ModuleType) -> None:
 
 def test_each_variant_that_was_searched_gets_its_best(space: Space) -> None:
     case = _case(space.form.recurrence.layer, SIZES, "bf16", ())
-    other, little = Candidate((("plan", "segmented"),)), Candidate((("plan", "single_walk"),))
+    other, little = Candidate((("plan", "single_walk"),)), Candidate((("plan", "three_kernel"),))
     results = found(
         space, (Candidate(), 100.0), (other, 60.0), (other.moved("chunk", 128, False), 50.0), (little, 90.0)
     )
     entries = {e.key.variant.split()[0]: e for e in entries_of(space, case, H200, results)}
-    assert set(entries) == {"plan=three_kernel", "plan=segmented"}, "of the third too little was measured"
-    assert entries["plan=segmented"].config["chunk"] == 128
+    assert set(entries) == {"plan=segmented", "plan=single_walk"}, "of the third too little was measured"
+    assert entries["plan=single_walk"].config["chunk"] == 128
 
 
 def test_a_preview_needs_no_gpu_and_counts_everything(space: Space) -> None:
