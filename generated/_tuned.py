@@ -281,6 +281,11 @@ def chosen(
     return found
 
 
+def present(optional: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of what is given and not None: optional inputs of a call, and its modes."""
+    return tuple([name for name, value in optional.items() if value is not None])
+
+
 def tuned(key: Key, default: ConfigType) -> ConfigType | None:
     """What the tables have for `key`, with the fields of `default` where they say nothing; None if it has nothing."""
     hit = _tables().get(key)

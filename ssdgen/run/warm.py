@@ -152,21 +152,19 @@ def launched(module: ModuleType, call: Call, device: Device) -> tuple[CompileReq
 
 
 def calls_of(module: ModuleType, shapes: Sequence[Mapping[str, int]], dtypes: Sequence[Dtype]) -> Iterator[Call]:
-    """One call of every class for each shape: dtypes, optional inputs, forms of inputs without a time axis, tokens, and
-    packed sequences where the module takes them and the batch is 1. The plainest call is the first.
+    """One call of every class for each shape: dtypes, optional inputs, forms of inputs without a time axis, initial states,
+    tokens, and packed sequences where the module takes them and the batch is 1. The plainest call is the first.
     """
     layer = module.LAYER
     optional = [i.name for i in layer.inputs if i.optional]
     subsets = [s for n in range(len(optional) + 1) for s in itertools.combinations(optional, n)]
     for shape in shapes or ({},):
         sizes = _sizes(module, shape)
-        for dtype, present, forms, tokens in itertools.product(
-            dtypes, subsets, _forms(module), near(sizes[layer.time])
+        packed = (False, True) if takes_packed(module) and sizes[layer.batch] == 1 else (False,)
+        for dtype, present, forms, initial, packs, tokens in itertools.product(
+            dtypes, subsets, _forms(module), (False, True), packed, near(sizes[layer.time])
         ):
-            call = Call({**sizes, layer.time: tokens}, dtype, present, forms)
-            yield call
-            if takes_packed(module) and sizes[layer.batch] == 1:
-                yield replace(call, packed=True)
+            yield Call({**sizes, layer.time: tokens}, dtype, present, forms, initial, packs)
 
 
 def near(tokens: int) -> tuple[int, ...]:

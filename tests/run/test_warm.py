@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from pathlib import Path
 from types import ModuleType
@@ -49,6 +50,9 @@ def test_every_option_is_called(mamba2: ModuleType) -> None:
     assert {dict(c.forms)["D"] for c in calls} == {0, 1, 2}
     assert {dict(c.forms)["dt_bias"] for c in calls} == {0, 1}
     assert {c.sizes["b"] for c in calls} == {1}
+    assert {c.initial for c in calls} == {False, True}
+    assert {c.packed for c in calls} == {False, True}
+    assert not any(c.packed for c in calls_of(mamba2, [{"b": 2}], ["bf16"])), "cu_seqlens is for a batch of 1"
     assert len(calls) == len({str(c) for c in calls})
 
 
@@ -57,8 +61,8 @@ def test_what_a_call_of_any_length_launches_is_compiled(mamba2: ModuleType) -> N
     warmed = {r for c in calls_of(mamba2, [{"b": 2, "h": 8, "t": 4096}], ["bf16"]) for r in launched(mamba2, c, H200)}
     config = mamba2.CONFIGS[torch.bfloat16]
     for tokens in (1, 2, 16, 64, 65, 128, 1000, 2048, 3000, 3001, 4096, 5003, 9999, 65536):
-        for present in ((), ("z",)):
-            call = Call({**SIZES, "t": tokens}, "bf16", present, (("D", 1), ("dt_bias", 0)))
+        for present, initial in itertools.product(((), ("z",)), (False, True)):
+            call = Call({**SIZES, "t": tokens}, "bf16", present, (("D", 1), ("dt_bias", 0)), initial)
             assert {launch.request for launch in record(mamba2, call, config)} <= warmed, tokens
 
 

@@ -27,7 +27,7 @@ from ssdgen.run.tune.worker import Timed
 from tests.run.tune.conftest import SIZES, form_of
 
 HOOK = """_tuned.chosen(
-        LAYER, config, CONFIGS, digest=SPEC_DIGEST, variant=VARIANT, present=("z",) if z is not None else (),
+        LAYER, config, CONFIGS, digest=SPEC_DIGEST, variant=VARIANT, present=_tuned.present({"z": z}),
         size=size, dtypes=(x.dtype, dt.dtype), x=x,
     )"""
 
