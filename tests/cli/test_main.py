@@ -48,9 +48,9 @@ def test_without_a_command_it_says_what_there_is(ssdgen: Command) -> None:
         "build",
         "verify",
         "new",
-        "bench",
         "tune",
         "warm",
+        "bench",
     ]
 
 
