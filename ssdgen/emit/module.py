@@ -35,7 +35,7 @@ from ssdgen.ir.plan import (
 from ssdgen.plan import Unsupported
 from ssdgen.resources import resource_dir
 
-SUPPORT = ("_cut.py", "_packed.py", "_runtime.py", "_tiles.py")
+SUPPORT = ("_cut.py", "_packed.py", "_runtime.py", "_tiles.py", "_tuned.py")
 """Files that stand beside emitted modules, copied as they are."""
 
 TEMPLATES: dict[type[Kernel], str] = {

@@ -90,6 +90,12 @@ def arguments(layer: Layer) -> dict[str, str]:
     return {name: names.of("host", name) for name in items} | initial
 
 
+def key_inputs(layer: Layer, leader: str) -> tuple[str, ...]:
+    """The inputs whose dtypes a tuning key has: the leading one, then those of every token whose dtype may be another."""
+    free = (t.name for t in layer.inputs if layer.time in t.axes and not t.like and t.required)
+    return tuple(dict.fromkeys((leader, *free)))
+
+
 def initial_key(state: str) -> str:
     """The key of a state's initial value in `arguments`: no name of a spec, so that an input may be called `S0`."""
     return f"{state}'"
