@@ -112,8 +112,10 @@ class Host:
         inputs = _tuple([self.host(t.name) for t in layer.inputs])
         scalars = _tuple([f"float({self.host(p.name)})" for p in layer.params])
         initials = _tuple([self.initial(s.name) for s in layer.states])
-        wanted = {"segmented": "config.segments"}.get(plan.config.plan, "1")
-        blocks = " * ".join(g for g in (f"size_{layer.head}", *plan.kernels[-1].grid) if not g.startswith("cut."))
+        wanted, blocks = "1", "1"  # what is not cut into segments need not be counted
+        if plan.config.plan == "segmented":
+            wanted = "config.segments"
+            blocks = " * ".join((f"size_{layer.head}", *(g for g in plan.kernels[-1].grid if not g.startswith("cut."))))
         sizes = f"size_{layer.batch}, size_{layer.time}, config.chunk"
         return {
             "kernels_call": ["LAYER", f"_{plan.config.plan}", "sequences", inputs, scalars, initials, "size", "config"],
