@@ -76,7 +76,9 @@ class Config:
     latency_B: int = 2  # latency hint of B
     latency_C: int = 2  # latency hint of C
     latency_S: int = 3  # latency hint of S
+    latency_scores: int = 2  # latency hint of scores
     share_scores_from: int = 4  # heads a group from which they share the `scores` product, 0 for never
+    segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
     occupancy_chunk_cumsum: int = 0  # blocks of chunk_cumsum a multiprocessor, 0 to let the compiler choose
     occupancy_group_scores: int = 4  # blocks of group_scores a multiprocessor, 0 to let the compiler choose
     occupancy_fwd_pass_state: int = 2  # blocks of fwd_pass_state a multiprocessor, 0 to let the compiler choose
@@ -85,7 +87,6 @@ class Config:
     warps_group_scores: int = 0  # worker warps of a block of group_scores, 0 to let the compiler choose
     warps_fwd_pass_state: int = 0  # worker warps of a block of fwd_pass_state, 0 to let the compiler choose
     warps_compute_out: int = 0  # worker warps of a block of compute_out, 0 to let the compiler choose
-    segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
 
     def __post_init__(self) -> None:
         _rt.check_config(LAYER, vars(self))
@@ -178,11 +179,11 @@ def segment_states(
     """The state S that a segment would end with if it began at zero, and what is left of what enters it."""
     heads = S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    lane, slot = batch, 0
     segment, origin = ct.bid(1), 0
     if PACKED:
         row = batch
-        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        _, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(last, start, stop)  # nothing enters a segment after the last
         x = x.slice(1, start, stop)
@@ -224,9 +225,9 @@ def walk_out(
     y: ct.Array,
     S_final: ct.Array,
     per_segment: int,
-    LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int], CARRIED: ct.Constant[int],
-    LATENCY_X: ct.Constant[int], INTRA: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
-    TILE_N: ct.Constant[int], TILE_P: ct.Constant[int],
+    LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int],
+    LATENCY_SCORES: ct.Constant[int], CARRIED: ct.Constant[int], LATENCY_X: ct.Constant[int], INTRA: ct.Constant[int],
+    STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int], TILE_P: ct.Constant[int],
     PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], SHARED: ct.Constant[bool], WITH_Z: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
@@ -267,7 +268,7 @@ def walk_out(
         B_tile = load(B, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_B)  # [L, N]
         if SHARED:
             scores = load(  # [L, L]
-                shared_scores, (lane, group_g, slot + chunk, 0), (1, 1, CHUNK, CHUNK)
+                shared_scores, (lane, group_g, slot + chunk, 0), (1, 1, CHUNK, CHUNK), latency=LATENCY_SCORES
             ).astype(ct.float32)
         else:
             scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
@@ -428,9 +429,9 @@ def _segmented(
         (
             x, B, C, D, _rt.indexable(_rt.given(z, x)), _rt.given(S0, S_final), S_left, S_part, shared_scores,
             decay_sum, step, _rt.given(cut.segment_table, x), y, S_final, cut.per_segment, config.latency_C,
-            config.latency_B, _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_x,
-            _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p,
-            sequences is not None, S0 is not None, shared, z is not None,
+            config.latency_B, _rt.PRECISION[config.scores], config.latency_scores, _rt.PRECISION[config.carried],
+            config.latency_x, _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk,
+            _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None, shared, z is not None,
         ),
     )
 
@@ -488,5 +489,9 @@ def _portable(
     return y, S
 
 
-SPEC_DIGEST = "4a19c76159482b6926b12a3384b2e980dfa8fcdd0a1324675b98a9ce9b1c7053"
+VARIANT = "plan=segmented swap=none weighted=row persistent=no layout_x=b,t,h,p internal_step=b,h,t"
+"""The knobs that this text was emitted with."""
+
+
+SPEC_DIGEST = "5800f868d754a591efcc8713f860426fb654243e8e12181d3c6d48c3f42cd6a3"
 """SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""

@@ -12,7 +12,17 @@ from ssdgen.emit.layout import broken
 from ssdgen.emit.printer import LOG2E
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import INFINITY, Output, State, Tensor
-from ssdgen.ir.plan import GroupKernel, Kernel, Parameter, Plan, PortableInput, PortableOutput, WalkKernel, Workspace
+from ssdgen.ir.plan import (
+    GroupKernel,
+    Kernel,
+    OutputKernel,
+    Parameter,
+    Plan,
+    PortableInput,
+    PortableOutput,
+    WalkKernel,
+    Workspace,
+)
 from ssdgen.ir.schedule import PRODUCTS
 from ssdgen.plan.names import host_scope
 
@@ -242,7 +252,10 @@ class Host:
     def _launch(self, kernel: Kernel) -> str:
         args = ", ".join(self._argument(p) for p in kernel.parameters)
         hinted = f"_rt.hinted({kernel.name}, config.occupancy_{kernel.role}, config.warps_{kernel.role})"
-        grid = f"({', '.join(kernel.grid)}{',' if len(kernel.grid) == 1 else ''})"
+        grid = _tuple(list(kernel.grid))
+        if isinstance(kernel, OutputKernel) and kernel.places:
+            leader = self.host(self._plan.leader)
+            grid = f"(_cut.held({kernel.grid[0]}, config.occupancy_{kernel.role}, {leader}),)"
         return f"_rt.launch({hinted}, {grid}, ({args}))"
 
     def _argument(self, p: Parameter) -> str:

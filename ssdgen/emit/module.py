@@ -15,7 +15,7 @@ import jinja2
 
 import ssdgen
 from ssdgen.emit.host import DTYPES, Host, number
-from ssdgen.emit.layout import broken, filled
+from ssdgen.emit.layout import WIDTH, broken, filled
 from ssdgen.emit.printer import LOG2E
 from ssdgen.emit.statements import Commenter, CutileStatements, TorchStatements
 from ssdgen.ir.expr import Apply, Axes, Ref, mul, to_text
@@ -32,7 +32,7 @@ from ssdgen.ir.plan import (
     TokenKernel,
     WalkKernel,
 )
-from ssdgen.plan import Unsupported
+from ssdgen.plan import Unsupported, variant
 from ssdgen.resources import resource_dir
 
 SUPPORT = ("_cut.py", "_packed.py", "_runtime.py", "_tiles.py")
@@ -86,9 +86,10 @@ def emit(plan: Plan, portable_only: bool = False) -> ModuleSource:
         configs=_configs(plan),
         digest=hashlib.sha256(layer.source.text.encode()).hexdigest(),
         version=ssdgen.__version__,
+        variant=_assigned("VARIANT", variant(plan.config)),
         **host.context(),
     )
-    text = re.sub(r"\n+(?=\n(def|@|class|SPEC_DIGEST|CONFIGS) ?)", "\n\n", text).strip() + "\n"
+    text = re.sub(r"\n+(?=\n(def|@|class|VARIANT|SPEC_DIGEST|CONFIGS) ?)", "\n\n", text).strip() + "\n"
     if "math." not in text:
         text = text.replace("import math\n", "")
     return ModuleSource(layer.name, text, plan, support_files())
@@ -189,6 +190,16 @@ def _docstring(text: str, depth: int) -> str:
 def _returned(values: list[str], depth: int) -> str:
     code = values[0] if len(values) == 1 else f"({', '.join(values)})"
     return broken("return ", code, "    " * depth)
+
+
+def _assigned(name: str, words: str) -> str:
+    """`name = "words"`, over several lines if it is too long for one."""
+    line = f"{name} = {_string(words)}"
+    if len(line) <= WIDTH:
+        return line
+    pieces = textwrap.wrap(words, WIDTH - 7)
+    parts = [*(f"{piece} " for piece in pieces[:-1]), pieces[-1]]
+    return "\n".join([f"{name} = (", *(f"    {_string(part)}" for part in parts), ")"])
 
 
 def _string(text: str) -> str:

@@ -32,8 +32,10 @@ RESERVED = frozenset(
     | {
         "LAYER",
         "SPEC_DIGEST",
+        "VARIANT",
         "Tensor",
         "_rt",
+        "_cut",
         "_packed",
         "_portable",
         "_three_kernel",
@@ -115,10 +117,6 @@ HOST_LOCALS = frozenset(
         "device",
         "cut",
         "shared",
-        "sequences",
-        "cu_seqlens",
-        "seq_idx",
-        "mask",
     }
     | {"chunk_cumsum", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}
 )

@@ -323,12 +323,14 @@ def check_config(layer: Layer, values: Mapping[str, Any]) -> None:
             good, expected = value in PRECISION, f"one of {', '.join(PRECISION)}"
         elif type(value) is not int:
             good, expected = False, "an integer"
-        elif name == "segments":
-            good, expected = value >= 0, "a whole number, 0 to choose"
+        elif name in ("segments", "share_scores_from"):
+            good, expected = 0 <= value <= 1024, "an integer from 0 to 1024"
         elif name == "chunk" or name.startswith(("tile_", "state_tile_")):
             low = {"chunk": 16, f"tile_{layer.head}": 2}.get(name, 32)
             good = low <= value <= 256 and value & (value - 1) == 0
             expected = f"a power of two from {low} to 256"
+        elif name.startswith("warps_"):
+            good, expected = value in (0, 4, 8), "0, 4 or 8"
         elif name.startswith("latency_"):
             good, expected = 1 <= value <= 10, "an integer from 1 to 10"
         else:
