@@ -204,7 +204,12 @@ class ScheduleReader:
         into.append(Layout(knob.subject.text, order, knob.subject.span))
 
     def _read_swap(self, knob: Knob) -> None:
-        if self._once(knob.name, knob.name) and [w.text for w in knob.words] != [NO_PRODUCT]:
+        if not self._once(knob.name, knob.name):
+            return
+        none = [w for w in knob.words if w.text == NO_PRODUCT]
+        if none and len(knob.words) > 1:
+            self._scope.problems.add("E073", none[0].span, f"`{NO_PRODUCT}` stands alone, for no product")
+        elif not none:
             self._swap = cast("tuple[Product, ...]", self._words(knob.words, PRODUCTS, "product"))
 
     def _read_weighted(self, knob: Knob) -> None:
