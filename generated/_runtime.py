@@ -99,8 +99,12 @@ def runs_kernels(x: Tensor) -> bool:
     return x.is_cuda or _LAUNCHER.get() is not None
 
 
-def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
-    """Queue `kernel` on the current stream of the device that the tensors in `args` are on."""
+def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], early: bool = False) -> None:
+    """Queue `kernel` on the current stream of the device that the tensors in `args` are on.
+
+    With `early` its blocks take up their positions while the kernel before ends (programmatic dependent launch); it must
+    begin by waiting for that one.
+    """
     if 0 in grid:
         return
     emulate = _LAUNCHER.get()
@@ -109,7 +113,13 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
         return
     import cuda.tile as ct
 
-    ct.launch(torch.cuda.current_stream(), grid, kernel, args)
+    early = early and _has_early_launch(args[0].get_device())
+    ct.launch(torch.cuda.current_stream(), grid, kernel, args, programmatic_dependent_launch=early)
+
+
+@functools.cache
+def _has_early_launch(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @functools.cache
@@ -331,7 +341,7 @@ def check_config(layer: Layer, values: Mapping[str, Any]) -> None:
             expected = f"a power of two from {low} to 256"
         elif name.startswith("warps_"):
             good, expected = value in (0, 4, 8), "0, 4 or 8"
-        elif name.startswith("latency_"):
+        elif name.startswith(("latency_", "state_latency_")):
             good, expected = 1 <= value <= 10, "an integer from 1 to 10"
         else:
             good, expected = 0 <= value <= 32, "an integer from 0 to 32"

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from . import _cut, _packed
 from . import _runtime as _rt
-from ._tiles import dot, load, segment_at, store
+from ._tiles import await_previous, dot, load, segment_at, store
 
 LOG2E = math.log2(math.e)
 
@@ -88,11 +88,11 @@ def segment_states(
     S_part: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
-    LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
-    TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+    STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
     PACKED: ct.Constant[bool],
 ) -> None:
     """The state S that a segment would end with if it began at zero, and what is left of what enters it."""
+    await_previous()
     heads = S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     lane = batch
@@ -110,8 +110,8 @@ def segment_states(
 
     S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
-        v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V)  # [L, P]
-        k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K)  # [L, N]
+        v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P))  # [L, P]
+        k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N))  # [L, N]
         S_tile = dot(ct.transpose(v_tile), k_tile, S_tile, STATE)  # [P, N]
     store(S_part, (lane, head, origin + segment, n_tile, p_tile), (1, 1, 1, TILE_N, TILE_P), ct.transpose(S_tile))
 
@@ -131,6 +131,7 @@ def walk_out(
     PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
+    await_previous()
     heads = S_final.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     sequence, lane = batch, batch
@@ -246,8 +247,8 @@ def _segmented(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            k, v, S_part, _rt.given(cut.segment_table, v), cut.per_segment, config.latency_v, config.latency_k,
-            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            k, v, S_part, _rt.given(cut.segment_table, v), cut.per_segment, _rt.PRECISION[config.state], config.chunk,
+            config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
     )
     _rt.launch(
@@ -259,6 +260,7 @@ def _segmented(
             config.latency_v, _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk,
             _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None,
         ),
+        early=True,
     )
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from . import _cut, _packed
 from . import _runtime as _rt
-from ._tiles import chunk_at, clamp, dot, exp2, load, segment_at, silu, softplus, store
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, silu, softplus, store
 
 LOG2E = math.log2(math.e)
 
@@ -75,8 +75,10 @@ class Config:
     latency_x: int = 3  # latency hint of x
     latency_B: int = 2  # latency hint of B
     latency_C: int = 2  # latency hint of C
-    latency_S: int = 3  # latency hint of S
     latency_scores: int = 2  # latency hint of scores
+    state_latency_x: int = 2  # latency hint of x where a state walks the chunks
+    state_latency_B: int = 2  # latency hint of B where a state walks the chunks
+    state_latency_S: int = 3  # latency hint of S where a state walks the chunks
     share_scores_from: int = 4  # heads a group from which they share the `scores` product, 0 for never
     segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
     occupancy_chunk_cumsum: int = 0  # blocks of chunk_cumsum a multiprocessor, 0 to let the compiler choose
@@ -112,6 +114,7 @@ def chunk_cumsum(
     """Per-token scalars of one chunk for a tile of heads, in float32; past the end of the sequence nothing decays
     and every weight is 0.
     """
+    await_previous()
     chunks = ct.cdiv(dt.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
     lane, slot = batch, chunk
@@ -148,6 +151,7 @@ def group_scores(
     PACKED: ct.Constant[bool],
 ) -> None:
     """Products of every two tokens of one chunk, before any decay: the same for all heads of a group."""
+    await_previous()
     chunks = ct.cdiv(C.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
     lane, slot = batch, chunk
@@ -156,7 +160,6 @@ def group_scores(
         lane, slot, chunk = 0, ct.bid(0), 0
         B = B.slice(1, start, stop)
         C = C.slice(1, start, stop)
-    length = C.shape[1]
     group_g = ct.bid(1)
 
     C_tile = load(C, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_C)  # [L, N]
@@ -177,6 +180,7 @@ def segment_states(
     PACKED: ct.Constant[bool],
 ) -> None:
     """The state S that a segment would end with if it began at zero, and what is left of what enters it."""
+    await_previous()
     heads = S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     lane, slot = batch, 0
@@ -231,6 +235,7 @@ def walk_out(
     PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], SHARED: ct.Constant[bool], WITH_Z: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
+    await_previous()
     heads = S_final.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     sequence, lane, slot = batch, batch, 0
@@ -409,6 +414,7 @@ def _segmented(
                 B, C, shared_scores, _rt.given(cut.chunk_table, x), config.latency_C, config.latency_B,
                 _rt.PRECISION[config.scores], config.chunk, _rt.covering(size_n), sequences is not None,
             ),
+            early=True,
         )
     _rt.launch(
         _rt.hinted(segment_states, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
@@ -418,10 +424,11 @@ def _segmented(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            x, B, step, decay_sum, S_part, S_left, _rt.given(cut.segment_table, x), cut.per_segment, config.latency_x,
-            config.latency_B, _rt.PRECISION[config.state], config.latency_S, config.chunk, config.state_tile_p,
-            config.state_tile_n, sequences is not None,
+            x, B, step, decay_sum, S_part, S_left, _rt.given(cut.segment_table, x), cut.per_segment,
+            config.state_latency_x, config.state_latency_B, _rt.PRECISION[config.state], config.state_latency_S,
+            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
+        early=True,
     )
     _rt.launch(
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
@@ -433,6 +440,7 @@ def _segmented(
             config.latency_x, _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk,
             _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None, shared, z is not None,
         ),
+        early=True,
     )
 
 
@@ -493,5 +501,5 @@ VARIANT = "plan=segmented swap=none weighted=row persistent=no layout_x=b,t,h,p 
 """The knobs that this text was emitted with."""
 
 
-SPEC_DIGEST = "5800f868d754a591efcc8713f860426fb654243e8e12181d3c6d48c3f42cd6a3"
+SPEC_DIGEST = "244914edeb3b24be07a7a876b03501de04e35d7ac289242c7c7942d855cdccde"
 """SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from . import _cut, _packed
 from . import _runtime as _rt
-from ._tiles import chunk_at, clamp, dot, exp2, load, log_sigmoid, segment_at, sigmoid, store
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, log_sigmoid, segment_at, sigmoid, store
 
 LOG2E = math.log2(math.e)
 
@@ -107,6 +107,7 @@ def chunk_cumsum(
     """Per-token scalars of one chunk for a tile of heads, in float32; past the end of the sequence nothing decays
     and every weight is 0.
     """
+    await_previous()
     chunks = ct.cdiv(i.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
     lane, slot = batch, chunk
@@ -137,11 +138,11 @@ def segment_states_C(
     write: ct.Array, decay_sum: ct.Array, C_part: ct.Array, C_left: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
-    LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
-    TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+    STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
     PACKED: ct.Constant[bool],
 ) -> None:
     """The state C that a segment would end with if it began at zero, and what is left of what enters it."""
+    await_previous()
     heads = C_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     lane, slot = batch, 0
@@ -160,10 +161,8 @@ def segment_states_C(
     C_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     C_left_tile = ct.zeros((), dtype=ct.float32)
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
-        v_tile = load(  # [L, P]
-            v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V
-        ).astype(ct.float32)
-        k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K)  # [L, N]
+        v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P)).astype(ct.float32)  # [L, P]
+        k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N))  # [L, N]
         write_tile = load(write, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
@@ -183,10 +182,11 @@ def segment_states_N(
     write: ct.Array, decay_sum: ct.Array, N_part: ct.Array, N_left: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
-    LATENCY_K: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
+    CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
     PACKED: ct.Constant[bool],
 ) -> None:
     """The state N that a segment would end with if it began at zero, and what is left of what enters it."""
+    await_previous()
     heads = N_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     lane, slot = batch, 0
@@ -203,9 +203,7 @@ def segment_states_N(
     N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
     N_left_tile = ct.zeros((), dtype=ct.float32)
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
-        k_tile = load(  # [L, N]
-            k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K
-        ).astype(ct.float32)
+        k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N)).astype(ct.float32)  # [L, N]
         write_tile = load(write, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
@@ -234,6 +232,7 @@ def walk_out(
     PACKED: ct.Constant[bool], WITH_C0: ct.Constant[bool], WITH_N0: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
+    await_previous()
     heads = C_final.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     sequence, lane, slot = batch, batch, 0
@@ -407,18 +406,19 @@ def _segmented(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            k, v, write, decay_sum, C_part, C_left, _rt.given(cut.segment_table, v), cut.per_segment, config.latency_v,
-            config.latency_k, _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
-            sequences is not None,
+            k, v, write, decay_sum, C_part, C_left, _rt.given(cut.segment_table, v), cut.per_segment,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
+        early=True,
     )
     _rt.launch(
         _rt.hinted(segment_states_N, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
         (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            k, write, decay_sum, N_part, N_left, _rt.given(cut.segment_table, v), cut.per_segment, config.latency_k,
-            config.chunk, config.state_tile_n, sequences is not None,
+            k, write, decay_sum, N_part, N_left, _rt.given(cut.segment_table, v), cut.per_segment, config.chunk,
+            config.state_tile_n, sequences is not None,
         ),
+        early=True,
     )
     _rt.launch(
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
@@ -430,6 +430,7 @@ def _segmented(
             _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None,
             C0 is not None, N0 is not None,
         ),
+        early=True,
     )
 
 

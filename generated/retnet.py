@@ -32,7 +32,7 @@ from torch import Tensor
 
 from . import _cut, _packed
 from . import _runtime as _rt
-from ._tiles import clamp, dot, exp2, load, log1p, segment_at, store
+from ._tiles import await_previous, clamp, dot, exp2, load, log1p, segment_at, store
 
 LOG2E = math.log2(math.e)
 
@@ -92,11 +92,11 @@ def segment_states(
     S_part: ct.Array, S_left: ct.Array,
     segment_table: ct.Array,
     size_n: float, per_segment: int,
-    LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
-    TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+    STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
     PACKED: ct.Constant[bool],
 ) -> None:
     """The state S that a segment would end with if it began at zero, and what is left of what enters it."""
+    await_previous()
     heads = S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     lane = batch
@@ -119,10 +119,8 @@ def segment_states(
     decay_sum = (ct.astype(token, ct.float32) + 1.0) * decay_log2  # [L]
     S_left_tile = ct.zeros((), dtype=ct.float32)
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
-        v_tile = load(  # [L, P]
-            v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V
-        ).astype(ct.float32)
-        k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K)  # [L, N]
+        v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P)).astype(ct.float32)  # [L, P]
+        k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N))  # [L, N]
         decay_end = ct.astype(ct.minimum(CHUNK, length - chunk * CHUNK), ct.float32) * decay_log2
         carry = (  # [L]: what is left of a token's input at the end of the chunk
             weight_tile * exp2(ct.minimum(decay_end - decay_sum, 0.0))
@@ -149,6 +147,7 @@ def walk_out(
     PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
+    await_previous()
     heads = S_final.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     sequence, lane = batch, batch
@@ -279,9 +278,8 @@ def _segmented(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            k, v, S_part, S_left, _rt.given(cut.segment_table, v), float(size_n), cut.per_segment, config.latency_v,
-            config.latency_k, _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
-            sequences is not None,
+            k, v, S_part, S_left, _rt.given(cut.segment_table, v), float(size_n), cut.per_segment,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
     )
     _rt.launch(
@@ -293,6 +291,7 @@ def _segmented(
             config.latency_v, _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk,
             _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None,
         ),
+        early=True,
     )
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from . import _cut, _packed
 from . import _runtime as _rt
-from ._tiles import chunk_at, clamp, dot, exp2, load, segment_at, store
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, store
 
 LOG2E = math.log2(math.e)
 
@@ -100,6 +100,7 @@ def chunk_cumsum(
     """Per-token scalars of one chunk for a tile of heads, in float32; past the end of the sequence nothing decays
     and every weight is 0.
     """
+    await_previous()
     chunks = ct.cdiv(g.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
     lane, slot = batch, chunk
@@ -124,11 +125,11 @@ def segment_states(
     decay_sum: ct.Array, S_part: ct.Array, S_left: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
-    LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
-    TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+    STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
     PACKED: ct.Constant[bool],
 ) -> None:
     """The state S that a segment would end with if it began at zero, and what is left of what enters it."""
+    await_previous()
     heads = S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     lane, slot = batch, 0
@@ -147,10 +148,8 @@ def segment_states(
     S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     S_left_tile = ct.zeros((), dtype=ct.float32)
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
-        v_tile = load(  # [L, P]
-            v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V
-        ).astype(ct.float32)
-        k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K)  # [L, N]
+        v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P)).astype(ct.float32)  # [L, P]
+        k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N))  # [L, N]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
         carry = exp2(  # [L]: what is left of a token's input at the end of the chunk
@@ -178,6 +177,7 @@ def walk_out(
     PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
+    await_previous()
     heads = S_final.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     sequence, lane, slot = batch, batch, 0
@@ -315,10 +315,10 @@ def _segmented(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            k, v, decay_sum, S_part, S_left, _rt.given(cut.segment_table, v), cut.per_segment, config.latency_v,
-            config.latency_k, _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
-            sequences is not None,
+            k, v, decay_sum, S_part, S_left, _rt.given(cut.segment_table, v), cut.per_segment,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
+        early=True,
     )
     _rt.launch(
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
@@ -329,6 +329,7 @@ def _segmented(
             _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra], _rt.PRECISION[config.state],
             config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None,
         ),
+        early=True,
     )
 
 

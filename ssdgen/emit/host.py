@@ -138,7 +138,9 @@ class Host:
             "cut": f"_cut.cut({sizes}, {wanted}, {blocks}, sequences, {self.host(plan.leader)})",
             "sharing": self._sharing(),
             "workspaces": [self._workspace(w) for w in plan.workspaces],
-            "launches": [(getattr(k, "condition", ""), self._launch(k)) for k in plan.kernels],
+            "launches": [
+                (getattr(k, "condition", ""), self._launch(k, early=i > 0)) for i, k in enumerate(plan.kernels)
+            ],
         }
 
     def _sharing(self) -> str:
@@ -249,14 +251,14 @@ class Host:
             name, code, f"{name}[{' '.join(w.axes)}]: {w.doc}".replace("'", "").replace(repr(LOG2E), "LOG2E")
         )
 
-    def _launch(self, kernel: Kernel) -> str:
+    def _launch(self, kernel: Kernel, early: bool) -> str:
         args = ", ".join(self._argument(p) for p in kernel.parameters)
         hinted = f"_rt.hinted({kernel.name}, config.occupancy_{kernel.role}, config.warps_{kernel.role})"
         grid = _tuple(list(kernel.grid))
         if isinstance(kernel, OutputKernel) and kernel.places:
             leader = self.host(self._plan.leader)
             grid = f"(_cut.held({kernel.grid[0]}, config.occupancy_{kernel.role}, {leader}),)"
-        return f"_rt.launch({hinted}, {grid}, ({args}))"
+        return f"_rt.launch({hinted}, {grid}, ({args}){', early=True' if early else ''})"
 
     def _argument(self, p: Parameter) -> str:
         match p.role:

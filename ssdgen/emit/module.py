@@ -48,7 +48,20 @@ TEMPLATES: dict[type[Kernel], str] = {
 """The algorithm's skeleton for each kind of kernel."""
 
 HELPERS = (
-    *("chunk_at", "clamp", "dot", "exp2", "load", "log1p", "log_sigmoid", "segment_at", "sigmoid", "silu", "softplus"),
+    *(
+        "await_previous",
+        "chunk_at",
+        "clamp",
+        "dot",
+        "exp2",
+        "load",
+        "log1p",
+        "log_sigmoid",
+        "segment_at",
+        "sigmoid",
+        "silu",
+        "softplus",
+    ),
     "store",
 )
 

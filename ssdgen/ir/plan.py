@@ -344,6 +344,7 @@ class Config:
     tile: tuple[tuple[str, int], ...]
     state_tile: tuple[tuple[str, int], ...]
     latency: tuple[tuple[str, int], ...]
+    state_latency: tuple[tuple[str, int], ...]
     occupancy: tuple[tuple[str, int], ...]
     warps: tuple[tuple[str, int], ...]
     share_scores_from: int

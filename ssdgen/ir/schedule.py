@@ -44,7 +44,7 @@ ALLOWED: dict[str, tuple[int, ...] | range] = {
     "share_scores_from": range(1025),
     "segments": range(1025),
 }
-"""What a number of a schedule may be, by the knob; `tile` stands for `state_tile` too."""
+"""What a number of a schedule may be, by the knob; `tile` and `latency` stand for `state_tile` and `state_latency` too."""
 
 SHARE_SCORES_FROM = 4
 """Heads a group from which the `scores` product is computed once a group: on an H200 a kernel of its own costs what three
@@ -85,7 +85,8 @@ class Choice:
 class Schedule:
     """The declared space. `mma` holds every (dtype, product), undeclared ones filled in.
 
-    `tile` are tiles of `compute_out`, `state_tile` those of a state in `fwd_pass_state`. `warps` are worker warps of a block,
+    `tile` are tiles of `compute_out`, `state_tile` those of a state in `fwd_pass_state`; `latency` are of the loads and
+    stores of all kernels but that, which has `state_latency`. `warps` are worker warps of a block,
     `share_scores_from` how many heads a group must have to share the `scores` product, 0 for never; `segments` are pieces
     of a sequence walked at once. Of `occupancy` and `warps` 0 lets the compiler choose, of `segments` the size of the GPU.
     `persistent` is a grid of as many blocks of `compute_out` as the GPU holds, each of which loops; see PERSISTENT.
@@ -97,6 +98,7 @@ class Schedule:
     internals: tuple[Layout, ...] = ()
     swap: tuple[Product, ...] = ()
     latency: tuple[Choice, ...] = ()
+    state_latency: tuple[Choice, ...] = ()
     tile: tuple[Choice, ...] = ()
     state_tile: tuple[Choice, ...] = ()
     occupancy: tuple[Choice, ...] = ()

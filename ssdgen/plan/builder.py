@@ -44,7 +44,7 @@ class Unsupported(Exception):
 @dataclass
 class KernelBuilder:
     """Builds the parts of one kernel. `place` says how an axis of an array is cut: index and extent, 1 if one element;
-    `places` where that differs for arrays of one role.
+    `places` where that differs for arrays of one role. `latencies` is the knob that latency hints come from.
 
     `order` is the order in which tile axes lie unless something else is asked for. Inside a loop, `hoist` names the axis
     that changes from turn to turn and the section before the loop: loads and lets without that axis go there. `known` are
@@ -56,6 +56,7 @@ class KernelBuilder:
     place: dict[str, Slot]
     order: Axes
     places: dict[str, dict[str, Slot]] = field(default_factory=dict)
+    latencies: str = "latency"
     parameters: dict[str, Parameter] = field(default_factory=dict)
     position: list[str] = field(default_factory=list)
     known: dict[str, Ref] = field(default_factory=dict)
@@ -93,7 +94,8 @@ class KernelBuilder:
 
     def latency(self, name: str) -> str | None:
         """The latency constant of a tensor, if the schedule gives it one."""
-        return self.constant(f"latency_{name}") if name in dict(self.config.latency) else None
+        declared = {"latency": self.config.latency, "state_latency": self.config.state_latency}[self.latencies]
+        return self.constant(f"latency_{name}", f"{self.latencies}_{name}") if name in dict(declared) else None
 
     def slots(self, array: str, axes: Axes | None = None) -> tuple[Slot, ...]:
         """Where this block's tile stands in a declared array, by default with its dimensions in their own order."""

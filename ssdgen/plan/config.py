@@ -43,6 +43,7 @@ def default_config(form: ChunkForm) -> Config:
         tile=tuple(tiles.items()),
         state_tile=tuple(state_tiles.items()),
         latency=tuple((c.name, c.values[0]) for c in schedule.latency),
+        state_latency=tuple((c.name, c.values[0]) for c in schedule.state_latency),
         occupancy=tuple((c.name, c.values[0]) for c in schedule.occupancy),
         warps=tuple((c.name, c.values[0]) for c in schedule.warps),
         share_scores_from=schedule.share_scores_from[0],
@@ -71,6 +72,9 @@ def knobs(config: Config, products: tuple[Product, ...], roles: tuple[str, ...])
         values = {d: p for d, q, p in config.precision if q == product}
         out.append(Knob(product, f"operands of the `{product}` product", tuple(values.items()), "precision"))
     out += [Knob(f"latency_{n}", f"latency hint of {n}", tuple((d, v) for d in every)) for n, v in config.latency]
+    for name, value in config.state_latency:
+        doc = f"latency hint of {name} where a state walks the chunks"
+        out.append(Knob(f"state_latency_{name}", doc, tuple((d, value) for d in every)))
     doc = "heads a group from which they share the `scores` product, 0 for never"
     out.append(Knob("share_scores_from", doc, tuple((d, config.share_scores_from) for d in every)))
     doc = "pieces of a sequence that are walked at once, 0 to let the size of the GPU choose"

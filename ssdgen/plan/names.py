@@ -14,6 +14,7 @@ RESERVED = frozenset(
         "dot",
         "softplus",
         "chunk_at",
+        "await_previous",
         "segment_at",
         "exp2",
         "sigmoid",

@@ -40,7 +40,7 @@ def chunk_position(builder: KernelBuilder) -> list[str]:
         f"    batch, start, stop = chunk_at({CHUNK_TABLE}, ct.bid(0))",
         "    lane, slot, chunk = 0, ct.bid(0), 0",
         *_sliced(builder),
-        length_line(builder),
+        *([length_line(builder)] if "length" in builder.used else []),
     ]
 
 

@@ -43,6 +43,7 @@ def segment_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateK
     builder = WalkBuilder(form, config, channels)
     builder.place[SEGMENTS] = Slot(SEGMENTS, "origin + segment", "1")
     declare_packed(builder, SEGMENT_TABLE)
+    builder.latencies = "state_latency"
     carried = Ref(builder.names.of("state", f"{state.name}_tile"), channels)
     before: list[Statement] = [Zeros(carried)]
     step: list[Statement] = []

@@ -85,6 +85,7 @@ def _setters(form: ChunkForm, config: Config) -> dict[str, Setter]:
     arrays = {t.name: t.axes for t in layer.inputs} | {o.name: o.axes for o in layer.outputs}
     for name in (*arrays, *(s.name for s in layer.states), "scores"):
         setters[f"latency_{name}"] = _number_of("latency", name, ALLOWED["latency"])
+        setters[f"state_latency_{name}"] = _number_of("state_latency", name, ALLOWED["latency"])
     for role in KERNELS:
         setters[f"occupancy_{role}"] = _number_of("occupancy", role, ALLOWED["occupancy"])
         setters[f"warps_{role}"] = _number_of("warps", role, ALLOWED["warps"])

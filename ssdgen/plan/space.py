@@ -22,6 +22,7 @@ TRIED: dict[str, tuple[int, ...]] = {
     "tile": (32, 64, 128, 256),
     "segments": (0, 1, 2, 4, 8, 16, 32, 64),
     "latency": (1, 2, 3, 4, 5, 6, 8),
+    "state_latency": (1, 2, 3, 4, 5, 6, 8),
 }
 """The numbers worth trying of a knob, or of all knobs `KNOB_NAME`, those that change most first."""
 

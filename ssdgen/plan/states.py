@@ -18,6 +18,7 @@ def state_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKer
     layer = form.recurrence.layer
     channels = channels_of(state)
     builder = WalkBuilder(form, config, channels)
+    builder.latencies = "state_latency"
     swapped = "state" in config.swap
     carried = Ref(builder.names.of("state", f"{state.name}_tile"), channels[::-1] if swapped else channels)
     before: list[Statement] = [builder.initial(state, carried)]

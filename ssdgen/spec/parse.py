@@ -17,8 +17,8 @@ from ssdgen.spec.problems import Problems, closest
 from ssdgen.spec.split import Statement
 
 KNOBS = (
-    *("chunk", "mma", "layout", "internal", "swap", "weighted", "latency", "tile", "state_tile", "occupancy", "warps"),
-    *("share_scores_from", "segments", "persistent", "plan"),
+    *("chunk", "mma", "layout", "internal", "swap", "weighted", "latency", "state_latency", "tile", "state_tile"),
+    *("occupancy", "warps", "share_scores_from", "segments", "persistent", "plan"),
 )
 _STARTS = ("language", "layer", "axes", "groups", "sizes", "inputs", "params", "let", "state", "output", "when", *KNOBS)
 _DEEPEST = 100

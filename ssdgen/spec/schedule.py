@@ -40,7 +40,7 @@ NUMBERS = {
     "share_scores_from": "a number of heads",
     "segments": "a number of segments",
 }
-CHOICES = ("latency", "tile", "state_tile", "occupancy", "warps")
+CHOICES = ("latency", "state_latency", "tile", "state_tile", "occupancy", "warps")
 NO_PRODUCT = "none"
 SCORES = "scores"
 """The product whose stored copy, made once a group, `latency` may name like a tensor."""
@@ -90,6 +90,7 @@ class ScheduleReader:
             swap=self._swap,
             weighted=self._weighted,
             latency=tuple(self._choices["latency"]),
+            state_latency=tuple(self._choices["state_latency"]),
             tile=tuple(self._choices["tile"]),
             state_tile=tuple(self._choices["state_tile"]),
             occupancy=tuple(self._choices["occupancy"]),
@@ -225,10 +226,10 @@ class ScheduleReader:
     def _read_choices(self, knob: Knob) -> None:
         scope, kind = self._scope, knob.name.text
         for subject, numbers in knob.choices:
-            if kind == "latency":
-                known = list(dict.fromkeys((*scope.inputs, *scope.state_axes, *scope.output_axes, SCORES)))
-                what = "input, state or output"
-                values = self._numbers(numbers, kind)
+            if kind in ("latency", "state_latency"):
+                known, what = [*scope.inputs, *scope.state_axes, *scope.output_axes], "input, state or output"
+                known += [SCORES] if kind == "latency" and SCORES not in known else []
+                values = self._numbers(numbers, "latency")
             elif kind in ("tile", "state_tile"):
                 known = [a for a in scope.axes if a in scope.channels(tuple(scope.axes))]
                 what = "channel axis"

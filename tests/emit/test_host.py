@@ -211,7 +211,7 @@ output  y[b t h p] : like v
 def test_a_decay_of_each_sequence() -> None:
     layer = read_layer(Source("each.ssd", EACH_SEQUENCE))
     emitted = emit(plan(chunk_form(recurrence(layer))))
-    assert [k.name for k in emitted.plan.kernels] == ["fwd_pass_state", "compute_out"]
+    assert [k.name for k in emitted.plan.kernels] == ["segment_states", "walk_out"]
     trial = Trial("each", Case({"b": 2, "t": 140, "h": 2, "p": 8, "n": 8}), EXACT)
     imported = load(emitted.name, package([emitted]))
     checks = [c for gate in ("portable", "emulation") for c in run_trial(gate, emitted.plan, imported, trial)]

@@ -146,6 +146,7 @@ schedule
   swap = none
   weighted = column | row
   latency a = 2, scores = 2 | 4
+  state_latency a = 1
   occupancy compute_out = 0 | 2
   warps compute_out = 4 | 8, group_scores = 0
   share_scores_from = 4 | 0 | 1024
@@ -160,6 +161,7 @@ def test_every_knob_can_be_declared() -> None:
     assert schedule.swap == ()
     assert schedule.weighted == ("column", "row")
     assert schedule.latency == (Choice("a", (2,)), Choice("scores", (2, 4)))
+    assert schedule.state_latency == (Choice("a", (1,)),)
     assert schedule.occupancy == (Choice("compute_out", (0, 2)),)
     assert schedule.warps == (Choice("compute_out", (4, 8)), Choice("group_scores", (0,)))
     assert schedule.share_scores_from == (4, 0, 1024)

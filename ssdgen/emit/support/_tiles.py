@@ -60,6 +60,13 @@ def exp2(x: ct.Tile) -> ct.Tile:
 
 
 @ct.function
+def await_previous() -> None:
+    """Wait for what the kernel before wrote; the kernel behind may take up its position meanwhile."""
+    ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
+
+
+@ct.function
 def chunk_at(table: ct.Array, place: int) -> tuple[int, int, int]:
     """(row, first token, stop token) of a chunk of packed sequences; of a place without a chunk, some token's."""
     row = ct.load(table, (place, 0), (1, 4))

@@ -254,6 +254,16 @@ def bid(axis: int) -> Scalar:
     return Scalar(here().block[axis], ct.int32)
 
 
+@answers(ct.grid_dependency_control_wait)
+def grid_dependency_control_wait() -> None:
+    """Nothing: launches run one after the other here."""
+
+
+@answers(ct.grid_dependency_control_launch_dependents)
+def grid_dependency_control_launch_dependents() -> None:
+    """Nothing: launches run one after the other here."""
+
+
 @answers(ct.num_blocks)
 def num_blocks(axis: int) -> Scalar:
     """The size of the grid along `axis`, int32."""
