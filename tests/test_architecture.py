@@ -26,6 +26,7 @@ LIBRARIES = {
     "lark": {"spec"},
     "torch": {"build", "run"},
     "cuda": {"build", "run"},
+    "matplotlib": {"run"},
     "transformers": {"run"},
     "typer": {"cli"},
     "rich": {"cli", "build"},

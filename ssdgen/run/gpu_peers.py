@@ -44,12 +44,13 @@ def mamba_ssm(chunk: int) -> Call:
     return call
 
 
-def tilegym(chunk: int) -> Call:
+def tilegym(chunk: int, kernels: ModuleType | None = None) -> Call:
     """TileGym's forward, `chunk` tokens at a time, of which the sequence is a multiple. ImportError if it is not installed.
 
-    It has no softplus and no `z`: the finished steps are made on the first call with some inputs, and kept.
+    It has no softplus and no `z`: the finished steps are made on the first call with some inputs, and kept. `kernels` is its
+    module, by default one that searches quickly.
     """
-    kernels = _tilegym()
+    kernels = kernels or tilegym_kernels(quick=True)
     prepared: dict[int, tuple[Inputs, torch.Tensor, torch.Tensor]] = {}
 
     def call(i: Inputs) -> tuple[torch.Tensor, ...]:
@@ -66,12 +67,16 @@ def tilegym(chunk: int) -> Call:
     return call
 
 
-def _tilegym() -> ModuleType:
+def tilegym_kernels(*, quick: bool) -> ModuleType:
+    """TileGym's module of Mamba-2 kernels: its package's, or that of a module `peers` that has them without the package.
+
+    The latter leaves out most of the space that TileGym searches if `quick`. ImportError if neither is here.
+    """
     try:
         return importlib.import_module("tilegym.ops.cutile.mamba2")
     except ImportError as missing:
         try:
-            module: ModuleType = importlib.import_module("peers").tilegym()  # its kernels alone, without the package
+            module: ModuleType = importlib.import_module("peers").tilegym(quick=quick)
         except (ImportError, AttributeError):
             raise missing from None
         return module

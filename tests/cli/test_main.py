@@ -40,7 +40,16 @@ def test_without_a_command_it_says_what_there_is(ssdgen: Command) -> None:
     result = ssdgen()
     assert result.code == 0
     commands = result.out.partition("Commands:")[2].partition("Exit codes")[0]
-    assert re.findall(r"(?m)^  (\w+) ", commands) == ["check", "derive", "plan", "generate", "build", "verify", "new"]
+    assert re.findall(r"(?m)^  (\w+) ", commands) == [
+        "check",
+        "derive",
+        "plan",
+        "generate",
+        "build",
+        "verify",
+        "new",
+        "bench",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_kernels_without_their_package(others: Others, monkeypatch: pytest.Monke
     """A module `peers` may offer TileGym's kernels where the package is not; one of that name that does not is no error."""
     kernels = sys.modules[TILEGYM]
     monkeypatch.setitem(sys.modules, TILEGYM, None)
-    offering: Any = SimpleNamespace(tilegym=lambda: kernels)
+    offering: Any = SimpleNamespace(tilegym=lambda quick: kernels)
     monkeypatch.setitem(sys.modules, "peers", offering)
     assert checks()["TileGym cuTile: y"].passed
     monkeypatch.setitem(sys.modules, "peers", ModuleType("peers"))

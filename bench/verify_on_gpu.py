@@ -1,20 +1,15 @@
-"""The forward kernels of the built-in specs on one GPU: right, clean, and how fast beside the peers. Ten minutes at most.
+"""The forward kernels of the built-in specs on one GPU: right and clean. Ten minutes at most. `ssdgen bench` has the times.
 
-    python bench/h200_forward.py --out DIR [--quick] [--sweep] [--seconds 570]
+    python bench/verify_on_gpu.py --out DIR [--quick] [--seconds 570]
 
 Writes DIR/results.json and DIR/table.txt after every step. Each step is a process of its own, so that a kernel that ends
 a CUDA context ends one step; what failed stands under "problems" with the end of its output. Steps:
 
-  warm      every kernel is compiled, ours and the peers', in parallel processes, into the compilers' disk caches
+  warm      every kernel of ours is compiled, in parallel processes, into the compiler's disk cache
   verify    every spec at every shape of SHAPES, bf16, all inputs present: against the chunked form in float64 on the GPU
             (all of it) and a float64 token loop (two heads of the last sequence, at most 4,096 tokens)
   memcheck  compute-sanitizer over one ragged shape a spec
   gates     what `ssdgen verify SPEC --device cuda` asks of the GPU: the hardware and peer checks, at small awkward sizes
-  time      CUDA graphs, bf16, medians of interleaved replays over several input sets, so that no set is found in the L2
-            cache; mamba2 beside mamba_ssm (best of chunk 128 and 256) and TileGym, each first compared with float64
-  sweep     on request: mamba2 with one knob of its schedule changed at a time
-
-Our call and mamba_ssm's get raw dt, its bias and softplus; TileGym's has no softplus and gets the finished steps for free.
 """
 
 from __future__ import annotations
@@ -60,16 +55,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json and table.txt")
     parser.add_argument("--quick", action="store_true", help="two small shapes, few repetitions")
-    parser.add_argument("--sweep", action="store_true", help="mamba2 with one knob changed at a time, too")
     parser.add_argument("--seconds", type=float, default=570.0, help="no step starts, and each is ended, after this")
     parser.add_argument("--spec", action="append", choices=SPECS, help="this spec only; several times for several")
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.step:
-        import h200_steps
+        import verify_steps
 
-        for row in h200_steps.STEPS[options.step[0]](*options.step[1:], quick=options.quick):
+        for row in verify_steps.STEPS[options.step[0]](*options.step[1:], quick=options.quick):
             print("ROW " + json.dumps(row), flush=True)
         return 0
     run = Run(options)
@@ -82,35 +76,27 @@ def main() -> int:
     checks: list[tuple[str, ...]] = [("verify", s, shape) for s in (*specs, *variants) for shape in reversed(numbers)]
     checks += [("memcheck", s) for s in (*specs, *variants)]
     checks += [("gates", spec, f"{part}/{PARTS}") for spec in specs for part in range(PARTS)]
-    run.together("checks", checks, 12, until=0.65)
-    run.together("time", [("time", spec, *numbers) for spec in specs if spec == "mamba2"], 1, until=0.85)
-    run.together("time", [("time", spec, *numbers) for spec in specs if spec != "mamba2"], 1, until=1.0)
-    if options.sweep:
-        run.together("sweep", [("sweep", "mamba2", numbers[0])], 1, until=1.0)
+    run.together("checks", checks, 12, until=1.0)
     print((options.out / "table.txt").read_text())
     return 1 if run.results["problems"] else 0
 
 
 def warm_steps(shapes: tuple[tuple[int, ...], ...], specs: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """What to compile: ours once a class of lengths, walks and peers once a state size and class."""
+    """What to compile: once a class of lengths, walks once a state size and class."""
     steps: dict[tuple[object, ...], tuple[str, ...]] = {}
     for shape in shapes:
         b, _, h, g, p, n = shape
         number = ",".join(map(str, shape))
         classes = tuple("1" if x == 1 else "16" if x % 16 == 0 else "any" for x in (b, h, g, p, n))
-        for chunk in (128, 256):
-            steps.setdefault(("mamba_ssm", chunk, n, classes), ("warm", f"mamba_ssm chunk {chunk}", number))
-        steps.setdefault(("tilegym", n, classes), ("warm", "tilegym chunk 64", number))
         for spec in specs:
             tile = n if spec in VARIANTS else 0  # a walk keeps the whole axis, and is compiled for its length
             steps.setdefault((spec, tile, classes), ("warm", spec, number))
-    order = {"mamba_ssm": 0, "tilegym": 1}  # the slow ones first
-    return [steps[key] for key in sorted(steps, key=lambda key: order.get(str(key[0]), 2))]
+    return list(steps.values())
 
 
 def cache_of(step: tuple[str, ...]) -> str:
     """The compiler's cache that a step uses: many writers at once can make cuTile take its database for broken."""
-    spec = step[1] if step[1] in SPECS else "mamba2"  # the peers of mamba2 are timed beside it, in one process
+    spec = step[1] if step[1] in SPECS else "mamba2"  # a variant of it
     return f"gates-{spec}" if step[0] == "gates" else spec
 
 
@@ -121,7 +107,7 @@ class Run:
         self.options = options
         self.start = self.end = time.monotonic()
         self.results: dict[str, Any] = {
-            "machine": {}, "seconds": {}, "verify": [], "memcheck": [], "gates": [], "time": [], "sweep": [], "problems": []
+            "machine": {}, "seconds": {}, "verify": [], "memcheck": [], "gates": [], "problems": []
         }  # fmt: skip
 
     def left(self) -> float:
@@ -136,7 +122,7 @@ class Run:
             "gpu": output_of(query.split()),
             "versions": output_of([sys.executable, "-c", versions]),
             "date": time.strftime("%Y-%m-%d"),
-            "command": shlex.join(["python", "bench/h200_forward.py", *without_folder(sys.argv[1:])]),
+            "command": shlex.join(["python", "bench/verify_on_gpu.py", *without_folder(sys.argv[1:])]),
         }
         self.save()
 
@@ -254,12 +240,6 @@ def table(results: dict[str, Any]) -> str:
         share = max((r["error"] / r["bound"] for r in made if r["bound"]), default=0.0)
         skipped = [f"{r['name']}: {r['note']}" for r in results["gates"] if r["spec"] == spec and r["skipped"]]
         lines.append(f"{spec:17}{len(made):4} made, {failed} failed, {len(skipped)} skipped {skipped}, {share:.2f}")
-    lines += ["", "Times in microseconds (CUDA graphs, bf16 inputs): median, fastest, input sets"]
-    for r in results["time"]:
-        what = f"{r['spec']:17}{r['shape']:24}{r['name']:26}"
-        lines.append(f"{what}{r['median_us']:9.1f}{r['fastest_us']:9.1f}  {r['sets']}  error {r['error']:.1e}")
-    lines += ["", "One knob of mamba2 changed at a time (microseconds)"] if results["sweep"] else []
-    lines += [f"{r['shape']:24}{r['name']:40}{r['median_us']:9.1f}  error {r['error']:.1e}" for r in results["sweep"]]
     lines += ["", f"{len(results['problems'])} problems"]
     lines += [f"{p['step']}: {p['what']}" for p in results["problems"]]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,128 @@
+"""Our modules at points of their schedule, emitted into folders that stay: the compiler's cache knows kernels by their path."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ssdgen.build.store import cache_folder
+from ssdgen.emit import emit
+from ssdgen.emit.package import package
+from ssdgen.files import write_all
+from ssdgen.ir.chunkform import ChunkForm
+from ssdgen.ir.plan import Config
+from ssdgen.plan import plan
+from ssdgen.plan.settings import configure
+from ssdgen.run.bench.rows import DEFAULT
+from ssdgen.run.gpu_peers import Call
+from ssdgen.run.inputs import Inputs
+
+PLANS: Mapping[str, Mapping[str, str]] = {
+    DEFAULT: {},
+    "three_kernel": {"plan": "three_kernel"},
+    "segmented": {"plan": "segmented"},
+    "single_walk": {"plan": "single_walk"},
+}
+"""What of ours is measured: names, and the knobs that differ from the spec's defaults. `default` is what a user gets."""
+
+
+def write_module(form: ChunkForm, config: Config) -> Path:
+    """The folder of a package with the module of `form` at `config`, written unless it is there."""
+    planned = plan(form, config)
+    files = {"__init__.py": "", **package([emit(planned, portable_only=bool(planned.refused))])}
+    digest = hashlib.sha256("".join(f"{name}\n{text}" for name, text in sorted(files.items())).encode()).hexdigest()[
+        :12
+    ]
+    parent = cache_folder() / "bench"
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = parent / f"{form.recurrence.layer.name}_{digest}"
+    write_all(folder, files)
+    return folder
+
+
+def load_module(folder: Path, name: str) -> ModuleType:
+    """The module `name` of a package that `write_module` wrote."""
+    package_name = f"ssdgen_bench_{folder.name}"
+    if package_name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            package_name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[package_name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[package_name])
+    return importlib.import_module(f"{package_name}.{name}")
+
+
+def module_at(form: ChunkForm, settings: Mapping[str, str]) -> ModuleType:
+    """The module of `form` with `settings` of `--config`. UserError for a knob or value that it does not have."""
+    return load_module(write_module(form, configure(form, settings)), form.recurrence.layer.name)
+
+
+def runtime_of(module: ModuleType) -> Any:
+    """The host-side helpers that a module launches through."""
+    return importlib.import_module("._runtime", module.__package__)
+
+
+def call_of(module: ModuleType, *, tuned: bool) -> Call:
+    """The module's `forward`; with `tuned` the configuration that it chooses itself, else exactly what it was emitted with."""
+    if tuned:
+        return lambda inputs: module.forward(**inputs.keywords())
+    config = module.CONFIGS[torch.bfloat16]
+    return lambda inputs: module.forward(**inputs.keywords(), config=config)
+
+
+def launched_bytes(module: ModuleType, call: Call, inputs: Inputs) -> int:
+    """Bytes that the launches of a call read and write if each touches each of its arrays once: the plan's traffic.
+
+    What stands in for an absent array is touched by nobody.
+    """
+    total = 0
+    runtime = runtime_of(module)
+
+    def note(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        nonlocal total
+        total += sum(distinct_bytes(x) for x in arguments if isinstance(x, torch.Tensor))
+
+    given, runtime.given = runtime.given, lambda x, stand_in: stand_in.new_empty(0) if x is None else x
+    try:
+        with runtime.launcher(note):
+            call(inputs)
+    finally:
+        runtime.given = given
+    return total
+
+
+def distinct_bytes(x: torch.Tensor) -> int:
+    """The bytes of `x`, a dimension of stride 0 counted once."""
+    elements = 1
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        elements *= size if stride else min(size, 1)
+    return elements * x.element_size()
+
+
+def portable_float64(module: ModuleType, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    """The module's portable form in float64, where the inputs are; verification holds it to a loop over tokens."""
+    runtime = runtime_of(module)
+    wide = Inputs(
+        {k: v.double() for k, v in inputs.tensors.items()},
+        inputs.params,
+        {k: v.double() for k, v in inputs.states.items()},
+        inputs.arguments,
+    )
+    config = replace(module.CONFIGS[torch.float32], chunk=256)  # fewer, larger steps
+    runs_kernels, runtime.runs_kernels = runtime.runs_kernels, lambda x: False
+    try:
+        values: tuple[torch.Tensor, ...] = module.forward(**wide.keywords(), config=config)
+    finally:
+        runtime.runs_kernels = runs_kernels
+    return values
