@@ -351,10 +351,11 @@ def forward(
     dt_bias = _rt.expand(LAYER.inputs[6], dt_bias, size, x)
     config = _rt.chosen(LAYER, config, CONFIGS, x.dtype)
     if _rt.runs_kernels(x):
-        return _cut.run(
+        found: tuple[Tensor, Tensor] = _cut.run(
             LAYER, _segmented, sequences, (x, dt, A, B, C, D, dt_bias, z), (float(dt_min), float(dt_max)), (S0,), size,
             config,
         )
+        return found
     if S0 is None:
         S0 = _packed.zeros(LAYER, "S", size, x)
     return _packed.each(

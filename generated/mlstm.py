@@ -349,7 +349,10 @@ def forward(
     )
     config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
     if _rt.runs_kernels(v):
-        return _cut.run(LAYER, _segmented, sequences, (q, k, v, i, f), (), (C0, N0), size, config)
+        found: tuple[Tensor, Tensor, Tensor] = _cut.run(
+            LAYER, _segmented, sequences, (q, k, v, i, f), (), (C0, N0), size, config
+        )
+        return found
     if C0 is None:
         C0 = _packed.zeros(LAYER, "C", size, v)
     if N0 is None:

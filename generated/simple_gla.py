@@ -272,7 +272,8 @@ def forward(
     )
     config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
     if _rt.runs_kernels(v):
-        return _cut.run(LAYER, _segmented, sequences, (q, k, v, g), (), (S0,), size, config)
+        found: tuple[Tensor, Tensor] = _cut.run(LAYER, _segmented, sequences, (q, k, v, g), (), (S0,), size, config)
+        return found
     if S0 is None:
         S0 = _packed.zeros(LAYER, "S", size, v)
     return _packed.each(LAYER, _portable, sequences, (q, k, v, g), (), (S0,), size, config.chunk)

@@ -117,6 +117,7 @@ HOST_LOCALS = frozenset(
         "heads",
         "device",
         "cut",
+        "found",
         "shared",
     }
     | {"chunk_cumsum", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}

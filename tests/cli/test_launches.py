@@ -13,15 +13,17 @@ def test_every_launch_is_a_request_once() -> None:
     module = pipeline.load(pipeline.emit(planned))
     requests = compile_requests(planned, module, ["sm_80", "sm_90"], ["bf16", "f32"])
     assert [(r.kernel, r.label) for r in requests if r.arch == "sm_90"] == [
-        ("chunk_cumsum", "bf16 f32"),
-        ("fwd_pass_state", "bf16"),
-        ("compute_out", "bf16"),
-        ("compute_out_z", "bf16 with z"),
-        ("fwd_pass_state", "f32"),
-        ("compute_out", "f32"),
-        ("compute_out_z", "f32 with z"),
+        (kernel, f"{dtype}{note}")
+        for dtype in ("bf16", "f32")
+        for kernel, note in (
+            ("chunk_cumsum", ""),
+            ("group_scores", ""),
+            ("segment_states", ""),
+            ("walk_out", ""),
+            ("walk_out", " with z"),
+        )
     ]
-    assert len(requests) == len(set(requests)) == 14
+    assert len(requests) == len(set(requests)) == 20
     cumsum = {argument.name: argument for argument in requests[0].signature}
     assert isinstance(cumsum["dt"], ArrayArg)
     assert isinstance(cumsum["dt_min"], ScalarArg)
@@ -30,7 +32,7 @@ def test_every_launch_is_a_request_once() -> None:
 
 def test_a_hint_of_the_configuration_is_compiled_with() -> None:
     form, _ = pipeline.derive("retnet")
-    planned = pipeline.plan(form, {"occupancy_compute_out": "3"})
+    planned = pipeline.plan(form, {"occupancy_compute_out": "3", "warps_compute_out": "8"})
     module = pipeline.load(pipeline.emit(planned))
     hints = {r.kernel: dict(r.hints) for r in compile_requests(planned, module, ["sm_90"], ["bf16"])}
-    assert hints["compute_out"] == {"occupancy": 3}
+    assert hints["walk_out"] == {"occupancy": 3, "num_worker_warps": 8}
