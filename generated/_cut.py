@@ -100,6 +100,11 @@ def _cost(pieces: int, chunks: int, walks: int, multiprocessors: int) -> float:
     return walk + states + (LAUNCH + pieces / 8 if pieces > 1 else 0.0)
 
 
+def held(blocks: int, occupancy: int, like: Tensor) -> int:
+    """How many of `blocks` blocks to launch for each to run to its end at once: `occupancy` (0 for one) a multiprocessor."""
+    return min(blocks, _multiprocessors(like) * max(1, occupancy))
+
+
 def _multiprocessors(x: Tensor) -> int:
     return _counted(x.get_device()) if x.is_cuda else 132
 

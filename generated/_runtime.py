@@ -311,21 +311,6 @@ def covering(size: int) -> int:
     return max(32, 1 << max(0, size - 1).bit_length())
 
 
-ConfigType = TypeVar("ConfigType")
-
-
-def chosen(
-    layer: Layer, config: ConfigType | None, defaults: Mapping[torch.dtype, ConfigType], dtype: torch.dtype
-) -> ConfigType:
-    """The configuration of a call: the caller's, or the default for the dtype; TypeError for what is no Config."""
-    if config is None:
-        return defaults.get(dtype, defaults[F32])
-    kind = type(defaults[F32])
-    if not isinstance(config, kind):
-        raise TypeError(f"{layer.name}: `config` must be a {layer.name}.{kind.__name__}, got {type(config).__name__}")
-    return config
-
-
 def check_config(layer: Layer, values: Mapping[str, Any]) -> None:
     """Check the fields of a Config; ValueError names the field, what it may be, and what came."""
     for name, value in values.items():
@@ -333,16 +318,14 @@ def check_config(layer: Layer, values: Mapping[str, Any]) -> None:
             good, expected = value in PRECISION, f"one of {', '.join(PRECISION)}"
         elif type(value) is not int:
             good, expected = False, "an integer"
-        elif name.startswith("warps_"):
-            good, expected = value in (0, 4, 8), "0, 4 or 8"
-        elif name == "share_scores_from":
-            good, expected = value >= 0, "a whole number, 0 for never"
-        elif name == "segments":
-            good, expected = value >= 0, "a whole number, 0 to choose"
+        elif name in ("segments", "share_scores_from"):
+            good, expected = 0 <= value <= 1024, "an integer from 0 to 1024"
         elif name == "chunk" or name.startswith(("tile_", "state_tile_")):
             low = {"chunk": 16, f"tile_{layer.head}": 2}.get(name, 32)
             good = low <= value <= 256 and value & (value - 1) == 0
             expected = f"a power of two from {low} to 256"
+        elif name.startswith("warps_"):
+            good, expected = value in (0, 4, 8), "0, 4 or 8"
         elif name.startswith(("latency_", "state_latency_")):
             good, expected = 1 <= value <= 10, "an integer from 1 to 10"
         else:

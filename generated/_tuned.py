@@ -79,7 +79,7 @@ def shape_of(layer: Layer, size: Mapping[str, int]) -> Shape:
     """The shape of a call from the length of every axis."""
     heads = size.get(layer.head, 1)
     groups = [size[g] for g, shared in layer.groups.items() if shared == layer.head and g in size]
-    known = {layer.batch, layer.time, layer.head, *layer.groups}
+    known = {layer.batch, layer.time, layer.head, *layer.groups, "<sequence>"}
     channels = tuple(sorted((axis, length) for axis, length in size.items() if axis not in known))
     walks = size.get(layer.batch, 1) * heads
     return Shape(walks, size.get(layer.time, 1), heads // max(1, max(groups, default=heads)), channels)

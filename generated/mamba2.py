@@ -30,7 +30,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _packed
+from . import _cut, _packed, _tuned
 from . import _runtime as _rt
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, silu, softplus, store
 
@@ -75,10 +75,12 @@ class Config:
     latency_x: int = 3  # latency hint of x
     latency_B: int = 2  # latency hint of B
     latency_C: int = 2  # latency hint of C
+    latency_scores: int = 2  # latency hint of scores
     state_latency_x: int = 2  # latency hint of x where a state walks the chunks
     state_latency_B: int = 2  # latency hint of B where a state walks the chunks
     state_latency_S: int = 3  # latency hint of S where a state walks the chunks
     share_scores_from: int = 4  # heads a group from which they share the `scores` product, 0 for never
+    segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
     occupancy_chunk_cumsum: int = 0  # blocks of chunk_cumsum a multiprocessor, 0 to let the compiler choose
     occupancy_group_scores: int = 4  # blocks of group_scores a multiprocessor, 0 to let the compiler choose
     occupancy_fwd_pass_state: int = 2  # blocks of fwd_pass_state a multiprocessor, 0 to let the compiler choose
@@ -87,7 +89,6 @@ class Config:
     warps_group_scores: int = 0  # worker warps of a block of group_scores, 0 to let the compiler choose
     warps_fwd_pass_state: int = 0  # worker warps of a block of fwd_pass_state, 0 to let the compiler choose
     warps_compute_out: int = 0  # worker warps of a block of compute_out, 0 to let the compiler choose
-    segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
 
     def __post_init__(self) -> None:
         _rt.check_config(LAYER, vars(self))
@@ -159,7 +160,6 @@ def group_scores(
         lane, slot, chunk = 0, ct.bid(0), 0
         B = B.slice(1, start, stop)
         C = C.slice(1, start, stop)
-    length = C.shape[1]
     group_g = ct.bid(1)
 
     C_tile = load(C, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_C)  # [L, N]
@@ -183,11 +183,11 @@ def segment_states(
     await_previous()
     heads = S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    lane, slot = batch, 0
     segment, origin = ct.bid(1), 0
     if PACKED:
         row = batch
-        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        _, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(last, start, stop)  # nothing enters a segment after the last
         x = x.slice(1, start, stop)
@@ -229,9 +229,9 @@ def walk_out(
     y: ct.Array,
     S_final: ct.Array,
     per_segment: int,
-    LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int], CARRIED: ct.Constant[int],
-    LATENCY_X: ct.Constant[int], INTRA: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
-    TILE_N: ct.Constant[int], TILE_P: ct.Constant[int],
+    LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int],
+    LATENCY_SCORES: ct.Constant[int], CARRIED: ct.Constant[int], LATENCY_X: ct.Constant[int], INTRA: ct.Constant[int],
+    STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int], TILE_P: ct.Constant[int],
     PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], SHARED: ct.Constant[bool], WITH_Z: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
@@ -273,7 +273,7 @@ def walk_out(
         B_tile = load(B, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_B)  # [L, N]
         if SHARED:
             scores = load(  # [L, L]
-                shared_scores, (lane, group_g, slot + chunk, 0), (1, 1, CHUNK, CHUNK)
+                shared_scores, (lane, group_g, slot + chunk, 0), (1, 1, CHUNK, CHUNK), latency=LATENCY_SCORES
             ).astype(ct.float32)
         else:
             scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
@@ -349,12 +349,23 @@ def forward(
     )
     D = _rt.expand(LAYER.inputs[5], D, size, x)
     dt_bias = _rt.expand(LAYER.inputs[6], dt_bias, size, x)
-    config = _rt.chosen(LAYER, config, CONFIGS, x.dtype)
+    config = _tuned.chosen(
+        LAYER,
+        config,
+        CONFIGS,
+        digest=SPEC_DIGEST,
+        variant=VARIANT,
+        present=_tuned.present({"z": z, "packed": sequences}),
+        size=size,
+        dtypes=(x.dtype, dt.dtype),
+        x=x,
+    )
     if _rt.runs_kernels(x):
-        return _cut.run(
+        found: tuple[Tensor, Tensor] = _cut.run(
             LAYER, _segmented, sequences, (x, dt, A, B, C, D, dt_bias, z), (float(dt_min), float(dt_max)), (S0,), size,
             config,
         )
+        return found
     if S0 is None:
         S0 = _packed.zeros(LAYER, "S", size, x)
     return _packed.each(
@@ -436,9 +447,9 @@ def _segmented(
         (
             x, B, C, D, _rt.indexable(_rt.given(z, x)), _rt.given(S0, S_final), S_left, S_part, shared_scores,
             decay_sum, step, cut.segment_table, y, S_final, cut.per_segment, config.latency_C, config.latency_B,
-            _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_x, _rt.PRECISION[config.intra],
-            _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None,
-            S0 is not None, shared, z is not None,
+            _rt.PRECISION[config.scores], config.latency_scores, _rt.PRECISION[config.carried], config.latency_x,
+            _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p,
+            sequences is not None, S0 is not None, shared, z is not None,
         ),
         early=True,
     )
@@ -497,5 +508,9 @@ def _portable(
     return y, S
 
 
-SPEC_DIGEST = "4cef8d4ba96dfcf2d772085a4f8e00f56b499b169f7266af66c1943c120c5ab9"
+VARIANT = "plan=segmented swap=none weighted=row persistent=no layout_x=b,t,h,p internal_step=b,h,t"
+"""The knobs that this text was emitted with."""
+
+
+SPEC_DIGEST = "244914edeb3b24be07a7a876b03501de04e35d7ac289242c7c7942d855cdccde"
 """SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""

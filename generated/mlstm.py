@@ -34,7 +34,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _packed
+from . import _cut, _packed, _tuned
 from . import _runtime as _rt
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, log_sigmoid, segment_at, sigmoid, store
 
@@ -75,13 +75,13 @@ class Config:
     state: str = "bf16"  # operands of the `state` product
     latency_v: int = 3  # latency hint of v
     latency_k: int = 3  # latency hint of k
+    segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
     occupancy_chunk_cumsum: int = 0  # blocks of chunk_cumsum a multiprocessor, 0 to let the compiler choose
     occupancy_fwd_pass_state: int = 2  # blocks of fwd_pass_state a multiprocessor, 0 to let the compiler choose
     occupancy_compute_out: int = 2  # blocks of compute_out a multiprocessor, 0 to let the compiler choose
     warps_chunk_cumsum: int = 0  # worker warps of a block of chunk_cumsum, 0 to let the compiler choose
     warps_fwd_pass_state: int = 0  # worker warps of a block of fwd_pass_state, 0 to let the compiler choose
     warps_compute_out: int = 0  # worker warps of a block of compute_out, 0 to let the compiler choose
-    segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
 
     def __post_init__(self) -> None:
         _rt.check_config(LAYER, vars(self))
@@ -145,11 +145,11 @@ def segment_states_C(
     await_previous()
     heads = C_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    lane, slot = batch, 0
     segment, origin = ct.bid(1), 0
     if PACKED:
         row = batch
-        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        _, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(last, start, stop)  # nothing enters a segment after the last
         k = k.slice(1, start, stop)
@@ -189,11 +189,11 @@ def segment_states_N(
     await_previous()
     heads = N_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    lane, slot = batch, 0
     segment, origin = ct.bid(1), 0
     if PACKED:
         row = batch
-        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        _, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(last, start, stop)  # nothing enters a segment after the last
         k = k.slice(1, start, stop)
@@ -347,9 +347,15 @@ def forward(
         {},
         (cu_seqlens, seq_idx, mask),
     )
-    config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
+    config = _tuned.chosen(
+        LAYER, config, CONFIGS, digest=SPEC_DIGEST, variant=VARIANT, present=_tuned.present({"packed": sequences}),
+        size=size, dtypes=(v.dtype, i.dtype, f.dtype), x=v,
+    )
     if _rt.runs_kernels(v):
-        return _cut.run(LAYER, _segmented, sequences, (q, k, v, i, f), (), (C0, N0), size, config)
+        found: tuple[Tensor, Tensor, Tensor] = _cut.run(
+            LAYER, _segmented, sequences, (q, k, v, i, f), (), (C0, N0), size, config
+        )
+        return found
     if C0 is None:
         C0 = _packed.zeros(LAYER, "C", size, v)
     if N0 is None:
@@ -479,6 +485,10 @@ def _portable(
         N = torch.exp2(decay_end)[:, :, None] * N + N_gained  # [B, H, N]
     y = _rt.joined(y_pieces, 1, (size["b"], size["t"], size["h"], size["p"]), v).to(out_dtype)
     return y, C, N
+
+
+VARIANT = "plan=segmented swap=none weighted=row persistent=no"
+"""The knobs that this text was emitted with."""
 
 
 SPEC_DIGEST = "1eb781cd19dea253f942e5647c0f71b3f5f97bef3a04bb410563e4911a2908e3"

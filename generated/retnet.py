@@ -30,7 +30,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _packed
+from . import _cut, _packed, _tuned
 from . import _runtime as _rt
 from ._tiles import await_previous, clamp, dot, exp2, load, log1p, segment_at, store
 
@@ -68,11 +68,11 @@ class Config:
     state: str = "bf16"  # operands of the `state` product
     latency_v: int = 3  # latency hint of v
     latency_k: int = 3  # latency hint of k
+    segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
     occupancy_fwd_pass_state: int = 2  # blocks of fwd_pass_state a multiprocessor, 0 to let the compiler choose
     occupancy_compute_out: int = 2  # blocks of compute_out a multiprocessor, 0 to let the compiler choose
     warps_fwd_pass_state: int = 0  # worker warps of a block of fwd_pass_state, 0 to let the compiler choose
     warps_compute_out: int = 0  # worker warps of a block of compute_out, 0 to let the compiler choose
-    segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
 
     def __post_init__(self) -> None:
         _rt.check_config(LAYER, vars(self))
@@ -99,11 +99,11 @@ def segment_states(
     await_previous()
     heads = S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    lane = batch
     segment, origin = ct.bid(1), 0
     if PACKED:
         row = batch
-        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        _, batch, start, stop, _, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(last, start, stop)  # nothing enters a segment after the last
         k = k.slice(1, start, stop)
@@ -150,12 +150,12 @@ def walk_out(
     await_previous()
     heads = S_final.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    sequence, lane = batch, batch
     segment, origin = ct.bid(1), 0
     last = segment == ct.num_blocks(1) - 1
     if PACKED:
         row = batch
-        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        sequence, batch, start, stop, _, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         q = q.slice(1, start, stop)
         k = k.slice(1, start, stop)
@@ -240,9 +240,13 @@ def forward(
         {},
         (cu_seqlens, seq_idx, mask),
     )
-    config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
+    config = _tuned.chosen(
+        LAYER, config, CONFIGS, digest=SPEC_DIGEST, variant=VARIANT, present=_tuned.present({"packed": sequences}),
+        size=size, dtypes=(v.dtype,), x=v,
+    )
     if _rt.runs_kernels(v):
-        return _cut.run(LAYER, _segmented, sequences, (q, k, v), (), (S0,), size, config)
+        found: tuple[Tensor, Tensor] = _cut.run(LAYER, _segmented, sequences, (q, k, v), (), (S0,), size, config)
+        return found
     if S0 is None:
         S0 = _packed.zeros(LAYER, "S", size, v)
     return _packed.each(LAYER, _portable, sequences, (q, k, v), (), (S0,), size, config.chunk)
@@ -335,6 +339,10 @@ def _portable(
         S = torch.exp2(decay_end)[None, :, None, None] * S + S_gained  # [B, H, P, N]
     y = _rt.joined(y_pieces, 1, (size["b"], size["t"], size["h"], size["p"]), v).to(out_dtype)
     return y, S
+
+
+VARIANT = "plan=segmented swap=none weighted=row persistent=no"
+"""The knobs that this text was emitted with."""
 
 
 SPEC_DIGEST = "594729a3f3738506bfe1f038afd626be717dfa437d5062c6ec23378cfff8bb78"

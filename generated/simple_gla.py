@@ -29,7 +29,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _packed
+from . import _cut, _packed, _tuned
 from . import _runtime as _rt
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, store
 
@@ -69,13 +69,13 @@ class Config:
     state: str = "bf16"  # operands of the `state` product
     latency_v: int = 3  # latency hint of v
     latency_k: int = 3  # latency hint of k
+    segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
     occupancy_chunk_cumsum: int = 0  # blocks of chunk_cumsum a multiprocessor, 0 to let the compiler choose
     occupancy_fwd_pass_state: int = 2  # blocks of fwd_pass_state a multiprocessor, 0 to let the compiler choose
     occupancy_compute_out: int = 2  # blocks of compute_out a multiprocessor, 0 to let the compiler choose
     warps_chunk_cumsum: int = 0  # worker warps of a block of chunk_cumsum, 0 to let the compiler choose
     warps_fwd_pass_state: int = 0  # worker warps of a block of fwd_pass_state, 0 to let the compiler choose
     warps_compute_out: int = 0  # worker warps of a block of compute_out, 0 to let the compiler choose
-    segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
 
     def __post_init__(self) -> None:
         _rt.check_config(LAYER, vars(self))
@@ -132,11 +132,11 @@ def segment_states(
     await_previous()
     heads = S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    lane, slot = batch, 0
     segment, origin = ct.bid(1), 0
     if PACKED:
         row = batch
-        sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
+        _, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(last, start, stop)  # nothing enters a segment after the last
         k = k.slice(1, start, stop)
@@ -270,9 +270,13 @@ def forward(
         {},
         (cu_seqlens, seq_idx, mask),
     )
-    config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
+    config = _tuned.chosen(
+        LAYER, config, CONFIGS, digest=SPEC_DIGEST, variant=VARIANT, present=_tuned.present({"packed": sequences}),
+        size=size, dtypes=(v.dtype, g.dtype), x=v,
+    )
     if _rt.runs_kernels(v):
-        return _cut.run(LAYER, _segmented, sequences, (q, k, v, g), (), (S0,), size, config)
+        found: tuple[Tensor, Tensor] = _cut.run(LAYER, _segmented, sequences, (q, k, v, g), (), (S0,), size, config)
+        return found
     if S0 is None:
         S0 = _packed.zeros(LAYER, "S", size, v)
     return _packed.each(LAYER, _portable, sequences, (q, k, v, g), (), (S0,), size, config.chunk)
@@ -371,6 +375,10 @@ def _portable(
         S = torch.exp2(decay_end)[:, :, None, None] * S + S_gained  # [B, H, P, N]
     y = _rt.joined(y_pieces, 1, (size["b"], size["t"], size["h"], size["p"]), v).to(out_dtype)
     return y, S
+
+
+VARIANT = "plan=segmented swap=none weighted=row persistent=no internal_g=b,h,t"
+"""The knobs that this text was emitted with."""
 
 
 SPEC_DIGEST = "25b59f99f44771e32aba0a6bf206e961a0a126719bcf3b39be7df453d7df2e85"

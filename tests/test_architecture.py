@@ -106,7 +106,7 @@ def test_no_recurrence_is_named(folder: str) -> None:
 
 
 def test_no_file_outgrows_a_page_or_two() -> None:
-    folders = ("ssdgen", "templates", "tests", "generated")
+    folders = ("ssdgen", "templates", "tests")  # what is emitted is measured in tests/emit
     files = [p for f in folders for p in (ROOT / f).rglob("*") if p.suffix in (".py", ".j2", ".lark")]
     assert len(files) > 50
     lengths = {str(p.relative_to(ROOT)): len(p.read_text(encoding="utf-8").splitlines()) for p in files}

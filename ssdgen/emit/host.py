@@ -12,9 +12,19 @@ from ssdgen.emit.layout import broken
 from ssdgen.emit.printer import LOG2E
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import INFINITY, Output, State, Tensor
-from ssdgen.ir.plan import GroupKernel, Kernel, Parameter, Plan, PortableInput, PortableOutput, WalkKernel, Workspace
+from ssdgen.ir.plan import (
+    GroupKernel,
+    Kernel,
+    OutputKernel,
+    Parameter,
+    Plan,
+    PortableInput,
+    PortableOutput,
+    WalkKernel,
+    Workspace,
+)
 from ssdgen.ir.schedule import PRODUCTS
-from ssdgen.plan.names import host_scope
+from ssdgen.plan.names import host_scope, key_inputs
 
 PACKINGS = ("cu_seqlens", "seq_idx", "mask")
 """The arguments of `forward` that cut its tokens into sequences."""
@@ -87,6 +97,7 @@ class Host:
             "other_arguments": self._other_arguments(),
             "portable_arguments": self._portable_arguments(),
             "portable_call": self._portable_call(initials),
+            "chosen_call": self._chosen_call(),
             "outputs": outputs,
             "results": [*(o.host for o in outputs), *finals],
             "portable_results": [*(o.host for o in outputs), *(self.host(s.name) for s in layer.states)],
@@ -112,10 +123,10 @@ class Host:
         inputs = _tuple([self.host(t.name) for t in layer.inputs])
         scalars = _tuple([f"float({self.host(p.name)})" for p in layer.params])
         initials = _tuple([self.initial(s.name) for s in layer.states])
-        wanted = {"segmented": "config.segments"}.get(plan.config.plan, "1")
-        grid = plan.kernels[-1].grid if isinstance(plan.kernels[-1], WalkKernel) else ()
-        rows = [g for g in grid if not g.startswith("cut.")]
-        blocks = " * ".join((f"size_{layer.head}", *rows))
+        wanted, blocks = "1", "1"  # what is not cut into segments need not be counted
+        if plan.config.plan == "segmented":
+            wanted = "config.segments"
+            blocks = " * ".join((f"size_{layer.head}", *(g for g in plan.kernels[-1].grid if not g.startswith("cut."))))
         sizes = f"size_{layer.batch}, size_{layer.time}, config.chunk"
         return {
             "kernels_call": ["LAYER", f"_{plan.config.plan}", "sequences", inputs, scalars, initials, "size", "config"],
@@ -132,6 +143,15 @@ class Host:
                 (getattr(k, "condition", ""), self._launch(k, early=i > 0)) for i, k in enumerate(plan.kernels)
             ],
         }
+
+    def _chosen_call(self) -> list[str]:
+        layer, leader = self._layer, self._plan.leader
+        optional = [t.name for t in layer.inputs if t.optional]
+        given = [f'"{name}": {self.host(name)}' for name in optional] + ['"packed": sequences']
+        dtypes = _tuple([f"{self.host(name)}.dtype" for name in key_inputs(layer, leader)])
+        present = f"_tuned.present({{{', '.join(given)}}})"
+        key = ["digest=SPEC_DIGEST", "variant=VARIANT", f"present={present}", "size=size", f"dtypes={dtypes}"]
+        return ["LAYER", "config", "CONFIGS", *key, f"x={self.host(leader)}"]
 
     def _sharing(self) -> str:
         """The host expression of whether heads share products; empty if no kernel can compute them for a group."""
@@ -244,7 +264,10 @@ class Host:
     def _launch(self, kernel: Kernel, early: bool) -> str:
         args = ", ".join(self._argument(p) for p in kernel.parameters)
         hinted = f"_rt.hinted({kernel.name}, config.occupancy_{kernel.role}, config.warps_{kernel.role})"
-        grid = f"({', '.join(kernel.grid)}{',' if len(kernel.grid) == 1 else ''})"
+        grid = _tuple(list(kernel.grid))
+        if isinstance(kernel, OutputKernel) and kernel.places:
+            leader = self.host(self._plan.leader)
+            grid = f"(_cut.held({kernel.grid[0]}, config.occupancy_{kernel.role}, {leader}),)"
         return f"_rt.launch({hinted}, {grid}, ({args}){', early=True' if early else ''})"
 
     def _argument(self, p: Parameter) -> str:

@@ -15,7 +15,7 @@ import jinja2
 
 import ssdgen
 from ssdgen.emit.host import DTYPES, Host, number
-from ssdgen.emit.layout import broken, filled
+from ssdgen.emit.layout import WIDTH, broken, filled
 from ssdgen.emit.printer import LOG2E
 from ssdgen.emit.statements import Commenter, CutileStatements, TorchStatements
 from ssdgen.ir.expr import Apply, Axes, Ref, mul, to_text
@@ -32,7 +32,9 @@ from ssdgen.ir.plan import (
     TokenKernel,
     WalkKernel,
 )
-from ssdgen.plan import Unsupported
+from ssdgen.ir.schedule import KERNELS, PRODUCTS
+from ssdgen.plan import Unsupported, variant
+from ssdgen.plan.config import default_config, knobs
 from ssdgen.resources import resource_dir
 
 SUPPORT = ("_cut.py", "_packed.py", "_runtime.py", "_tiles.py", "_tuned.py")
@@ -99,12 +101,20 @@ def emit(plan: Plan, portable_only: bool = False) -> ModuleSource:
         configs=_configs(plan),
         digest=hashlib.sha256(layer.source.text.encode()).hexdigest(),
         version=ssdgen.__version__,
+        variant=_assigned("VARIANT", _variant(plan)),
         **host.context(),
     )
-    text = re.sub(r"\n+(?=\n(def|@|class|SPEC_DIGEST|CONFIGS) ?)", "\n\n", text).strip() + "\n"
+    text = re.sub(r"\n+(?=\n(def|@|class|VARIANT|SPEC_DIGEST|CONFIGS) ?)", "\n\n", text).strip() + "\n"
     if "math." not in text:
         text = text.replace("import math\n", "")
     return ModuleSource(layer.name, text, plan, support_files())
+
+
+def _variant(plan: Plan) -> str:
+    """The structural knobs, and the numeric ones that are not the spec's own defaults: a tuned table is for one of these."""
+    own = {k.name: k.defaults for k in knobs(default_config(plan.form), PRODUCTS, KERNELS)}
+    other = [k for k in plan.knobs if k.defaults != own.get(k.name, k.defaults)]
+    return " ".join([variant(plan.config), *(f"{k.name}={dict(k.defaults)['bf16']}" for k in other)])
 
 
 def _tidy(kernel: str) -> str:
@@ -202,6 +212,16 @@ def _docstring(text: str, depth: int) -> str:
 def _returned(values: list[str], depth: int) -> str:
     code = values[0] if len(values) == 1 else f"({', '.join(values)})"
     return broken("return ", code, "    " * depth)
+
+
+def _assigned(name: str, words: str) -> str:
+    """`name = "words"`, over several lines if it is too long for one."""
+    line = f"{name} = {_string(words)}"
+    if len(line) <= WIDTH:
+        return line
+    pieces = textwrap.wrap(words, WIDTH - 7)
+    parts = [*(f"{piece} " for piece in pieces[:-1]), pieces[-1]]
+    return "\n".join([f"{name} = (", *(f"    {_string(part)}" for part in parts), ")"])
 
 
 def _string(text: str) -> str:

@@ -208,10 +208,14 @@ class StateKernel(Kernel):
 class OutputKernel(Kernel):
     """The outputs of one chunk.
 
-    `before` runs first; `accumulators` start at zero and `contract` adds to them for each of `tiles` of the column axis;
-    `combine` weighs them and adds the interactions inside the chunk; `outputs` are the epilogues.
+    `once` and `position` are the assignments that place a block, those that are the same for all blocks first. With `places`
+    (the arguments of `range`) the kernel is persistent: the GPU holds all its blocks at once, and each does the rest for
+    every `place` in turn. `before` runs first; `accumulators` start at zero and `contract` adds to them for each of `tiles`
+    of the column axis; `combine` weighs them and adds the interactions inside the chunk; `outputs` are the epilogues.
     """
 
+    once: tuple[str, ...]
+    places: str
     before: tuple[Statement, ...]
     accumulators: tuple[Ref, ...]
     tile: str
@@ -325,7 +329,7 @@ class Portable:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One point of a schedule. The first five change the text of a module, the rest are constants of its kernels.
+    """One point of a schedule. The first six change the text of a module, the rest are constants of its kernels.
 
     `precision` maps (input dtype, product) to a precision.
     """
@@ -335,6 +339,7 @@ class Config:
     internals: tuple[tuple[str, Axes], ...]
     swap: tuple[Product, ...]
     weighted: Side
+    persistent: bool
     chunk: int
     tile: tuple[tuple[str, int], ...]
     state_tile: tuple[tuple[str, int], ...]
@@ -343,6 +348,7 @@ class Config:
     occupancy: tuple[tuple[str, int], ...]
     warps: tuple[tuple[str, int], ...]
     share_scores_from: int
+    segments: int
     precision: tuple[tuple[str, Product, str], ...]
 
 

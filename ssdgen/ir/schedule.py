@@ -32,6 +32,20 @@ Side = Literal["row", "column"]
 SIDES: tuple[Side, ...] = get_args(Side)
 """The operands of the `state` product, of which one bears the weight and the decay of a token."""
 
+PERSISTENT: PlanName = "three_kernel"
+"""The plan whose output kernel may be persistent: the grids of the others are one wave by construction."""
+
+ALLOWED: dict[str, tuple[int, ...] | range] = {
+    "chunk": (16, 32, 64, 128, 256),
+    "tile": (32, 64, 128, 256),
+    "latency": range(1, 11),
+    "occupancy": range(33),
+    "warps": (0, 4, 8),
+    "share_scores_from": range(1025),
+    "segments": range(1025),
+}
+"""What a number of a schedule may be, by the knob; `tile` and `latency` stand for `state_tile` and `state_latency` too."""
+
 SHARE_SCORES_FROM = 4
 """Heads a group from which the `scores` product is computed once a group: on an H200 a kernel of its own costs what three
 heads save."""
@@ -73,7 +87,9 @@ class Schedule:
 
     `tile` are tiles of `compute_out`, `state_tile` those of a state in `fwd_pass_state`; `latency` are of the loads and
     stores of all kernels but that, which has `state_latency`. `warps` are worker warps of a block,
-    `share_scores_from` how many heads a group must have to share the `scores` product, 0 for never.
+    `share_scores_from` how many heads a group must have to share the `scores` product, 0 for never; `segments` are pieces
+    of a sequence walked at once. Of `occupancy` and `warps` 0 lets the compiler choose, of `segments` the size of the GPU.
+    `persistent` is a grid of as many blocks of `compute_out` as the GPU holds, each of which loops; see PERSISTENT.
     """
 
     chunk: tuple[int, ...] = (64,)
@@ -89,4 +105,6 @@ class Schedule:
     warps: tuple[Choice, ...] = ()
     weighted: tuple[Side, ...] = ("row",)
     share_scores_from: tuple[int, ...] = (SHARE_SCORES_FROM,)
+    segments: tuple[int, ...] = (0,)
+    persistent: tuple[bool, ...] = (False,)
     plan: tuple[PlanName, ...] = ("segmented",)

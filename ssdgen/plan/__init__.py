@@ -3,5 +3,7 @@
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.config import default_config
 from ssdgen.plan.plans import plan
+from ssdgen.plan.settings import configure, variant
+from ssdgen.plan.space import SpaceKnob, knob_space
 
-__all__ = ["Unsupported", "default_config", "plan"]
+__all__ = ["SpaceKnob", "Unsupported", "configure", "default_config", "knob_space", "plan", "variant"]

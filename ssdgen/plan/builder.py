@@ -30,7 +30,7 @@ from ssdgen.plan.names import Names
 
 LOCALS = frozenset(
     {"batch", "head", "chunk", "chunks", "heads", "length", "token", "valid", "block", "end", "head_index", "segment"}
-    | {"sequence", "lane", "slot", "origin", "last", "row", "start", "stop", "before", "_"}
+    | {"sequence", "lane", "slot", "origin", "last", "row", "start", "stop", "before", "place", "_"}
 )
 
 

@@ -1,4 +1,4 @@
-"""The default point of a schedule, and the knobs a module's Config offers."""
+"""The default point of a schedule, and the fields that a module's Config has."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ def default_config(form: ChunkForm) -> Config:
         layouts=tuple((x.name, x.axes) for x in schedule.layouts),
         internals=tuple((x.name, x.axes) for x in schedule.internals),
         swap=schedule.swap,
+        weighted=schedule.weighted[0],
+        persistent=schedule.persistent[0],
         chunk=schedule.chunk[0],
         tile=tuple(tiles.items()),
         state_tile=tuple(state_tiles.items()),
@@ -44,8 +46,8 @@ def default_config(form: ChunkForm) -> Config:
         state_latency=tuple((c.name, c.values[0]) for c in schedule.state_latency),
         occupancy=tuple((c.name, c.values[0]) for c in schedule.occupancy),
         warps=tuple((c.name, c.values[0]) for c in schedule.warps),
-        weighted=schedule.weighted[0],
         share_scores_from=schedule.share_scores_from[0],
+        segments=schedule.segments[0],
         precision=tuple((d, p, precision_of(schedule, d, p)) for d in DTYPES for p in PRODUCTS),
     )
 
@@ -75,6 +77,8 @@ def knobs(config: Config, products: tuple[Product, ...], roles: tuple[str, ...])
         out.append(Knob(f"state_latency_{name}", doc, tuple((d, value) for d in every)))
     doc = "heads a group from which they share the `scores` product, 0 for never"
     out.append(Knob("share_scores_from", doc, tuple((d, config.share_scores_from) for d in every)))
+    doc = "pieces of a sequence that are walked at once, 0 to let the size of the GPU choose"
+    out.append(Knob("segments", doc, tuple((d, config.segments) for d in every)))
     hints = (
         ("occupancy", config.occupancy, "blocks of {} a multiprocessor, 0 to let the compiler choose"),
         ("warps", config.warps, "worker warps of a block of {}, 0 to let the compiler choose"),

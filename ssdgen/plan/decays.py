@@ -39,12 +39,16 @@ def scalar_name(weight: Weight) -> str:
 def scalar_axes(form: ChunkForm, config: Config, name: str) -> Axes:
     """The axes of the stored per-token scalar `name`: those the schedule's `internal` gives to a name it is computed from,
     else batch, head, time."""
-    layer = form.recurrence.layer
-    source = scalar_source(form, name)
-    lets = {let.name: let.value for let in layer.lets}
-    used = {r.name for r in (*refs(source), *refs(inline(source, lets)))}
+    layer, used = form.recurrence.layer, scalar_names(form, name)
     chosen = [axes for key, axes in config.internals if key in used]
     return chosen[0] if chosen else (layer.batch, layer.head, layer.time)
+
+
+def scalar_names(form: ChunkForm, name: str) -> tuple[str, ...]:
+    """The inputs and lets that the stored scalar `name` is computed from: any of them may give it its `internal` order."""
+    layer, source = form.recurrence.layer, scalar_source(form, name)
+    used = {r.name for r in (*refs(source), *refs(inline(source, {let.name: let.value for let in layer.lets})))}
+    return tuple(n for n in (*(let.name for let in layer.lets), *(t.name for t in layer.inputs)) if n in used)
 
 
 def scalar_source(form: ChunkForm, name: str) -> Expr:

@@ -30,6 +30,7 @@ from ssdgen.ir.plan import (
     When,
     Zeros,
 )
+from ssdgen.plan.settings import variant
 
 WIDTH = 110
 GLUE = "\N{NO-BREAK SPACE}"
@@ -40,7 +41,7 @@ def describe(plan: Plan) -> str:
     name = plan.form.recurrence.layer.name
     if plan.refused:
         return f"{name}: no kernels, the portable form only: {plan.refused}"
-    lines = [f"{name}: {plan.config.plan}, {len(plan.kernels)} kernels", "", "knobs"]
+    lines = [f"{name}: {plan.config.plan}, {len(plan.kernels)} kernels", variant(plan.config), "", "knobs"]
     lines += _columns((k.name, _defaults(k), k.doc) for k in plan.knobs)
     if plan.workspaces:
         lines += ["", "buffers between kernels"]
@@ -78,6 +79,9 @@ def _kernel(kernel: AnyKernel) -> Iterator[str]:
             yield from _statements((*kernel.contract, *kernel.combine, *kernel.outputs, *kernel.advance), "    ")
             yield from _after(kernel.after)
         case OutputKernel():
+            yield from (
+                ["  as many blocks as the GPU holds, each of which takes these in turn"] if kernel.places else []
+            )
             yield from _statements(kernel.before)
             yield from (f"  {_named(a)} = 0" for a in kernel.accumulators)
             yield f"  for {kernel.tile} of {_host(kernel.tiles)}"

@@ -33,9 +33,12 @@ RESERVED = frozenset(
     | {
         "LAYER",
         "SPEC_DIGEST",
+        "VARIANT",
         "Tensor",
         "_rt",
+        "_cut",
         "_packed",
+        "_tuned",
         "_portable",
         "_three_kernel",
         "_segmented",
@@ -121,6 +124,7 @@ HOST_LOCALS = frozenset(
         "heads",
         "device",
         "cut",
+        "found",
         "shared",
     }
     | {"chunk_cumsum", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}

@@ -32,6 +32,7 @@ def output_kernel(form: ChunkForm, config: Config) -> OutputKernel:
     for name in ("chunk", *(f"tile_{a}" for a in channels)):
         builder.constant(name)
     builder.finish(parts.before, parts.contract, parts.combine, parts.outputs)
+    once, count = _sizes(builder, row)
     row_tiles = () if row is None else (f"_rt.ceil_div(size_{row}, config.tile_{row})",)
     return OutputKernel(
         name=ROLE,
@@ -40,6 +41,8 @@ def output_kernel(form: ChunkForm, config: Config) -> OutputKernel:
         " the rest, fused; intermediates stay in registers.",
         parameters=builder.ordered_parameters(),
         grid=(" * ".join((f"size_{layer.batch}", "cut.slots", *row_tiles, f"size_{layer.head}")),),
+        once=tuple(once),
+        places=f"ct.bid(0), {count}, ct.num_blocks(0)" if config.persistent else "",
         position=tuple(_position(builder, row)),
         occupancy=f"occupancy_{ROLE}",
         before=tuple(parts.before),
@@ -64,16 +67,23 @@ def _column_tiles(builder: WalkBuilder, column: str) -> str:
     return f"ct.cdiv({array.name}.shape[{array.axes.index(column)}], {tile_constant(column)})"
 
 
-def _position(builder: WalkBuilder, row: str | None) -> list[str]:
+def _sizes(builder: WalkBuilder, row: str | None) -> tuple[list[str], str]:
+    """The assignments of how many heads, chunks and row tiles there are, and how many places to do that makes."""
     layer = builder.layer
     entry = next(p for p in builder.parameters.values() if p.role == "workspace" and CHUNKS in p.axes)
-    out = next(p for p in builder.parameters.values() if p.role == "output")
-    lines = [
-        f"heads, chunks = {entry.name}.shape[{entry.axes.index(layer.head)}], {entry.name}.shape[{entry.axes.index(CHUNKS)}]",
-        "head, block = ct.bid(0) % heads, ct.bid(0) // heads",
-    ]
+    batch, head, chunks = (f"{entry.name}.shape[{entry.axes.index(a)}]" for a in (layer.batch, layer.head, CHUNKS))
+    lines, counts = [f"heads, chunks = {head}, {chunks}"], [batch, "heads", "chunks"]
     if row is not None:
+        out = next(p for p in builder.parameters.values() if p.role == "output")
         lines.append(f"{row}_tiles = ct.cdiv({out.name}.shape[{out.axes.index(row)}], {tile_constant(row)})")
+        counts.append(f"{row}_tiles")
+    return lines, " * ".join(counts)
+
+
+def _position(builder: WalkBuilder, row: str | None) -> list[str]:
+    place = "place" if builder.config.persistent else "ct.bid(0)"
+    lines = [f"head, block = {place} % heads, {place} // heads"]
+    if row is not None:
         lines.append(f"{row}_tile, block = block % {row}_tiles, block // {row}_tiles")
     lines.append("chunk, batch = block % chunks, block // chunks")
     if "length" in builder.used:

@@ -40,7 +40,7 @@ def chunk_position(builder: KernelBuilder) -> list[str]:
         f"    batch, start, stop = chunk_at({CHUNK_TABLE}, ct.bid(0))",
         "    lane, slot, chunk = 0, ct.bid(0), 0",
         *_sliced(builder),
-        length_line(builder),
+        *([length_line(builder)] if "length" in builder.used else []),
     ]
 
 
@@ -49,14 +49,17 @@ def walk_position(builder: KernelBuilder, heads: str, segmented: bool, ends: boo
 
     With `ends` the block walks to the end of its segment only to make a state, which the last segment is spared.
     """
-    found = "sequence, batch, start, stop, slot, segment, last"
+    time, arrays = builder.layer.time, builder.parameters.values()
+    sequence = "sequence" if any(p.role in ("initial", "final") for p in arrays) else "_"
+    slot = "slot" if any(p.role == "workspace" and time in p.axes for p in arrays) else "_"
+    found = f"{sequence}, batch, start, stop, {slot}, {'segment, last' if segmented else '_, _'}"
     skip = ["    stop = ct.where(last, start, stop)  # nothing enters a segment after the last"] if ends else []
-    if not segmented:
-        found = "sequence, batch, start, stop, slot, _, _"
+    placed = {"sequence": "batch", "lane": "batch", "slot": "0"}
+    placed = {name: value for name, value in placed.items() if name in ("lane", sequence, slot)}
     return [
         f"heads = {heads}",
         "batch, head = ct.bid(0) // heads, ct.bid(0) % heads",
-        "sequence, lane, slot = batch, batch, 0",
+        f"{', '.join(placed)} = {', '.join(placed.values())}",
         *(["segment, origin = ct.bid(1), 0"] if segmented else []),
         *(["last = segment == ct.num_blocks(1) - 1"] if segmented and not ends else []),
         f"if {PACKED}:",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.plan import AnyKernel, Config, GroupKernel, Knob, Plan, Workspace
-from ssdgen.ir.schedule import PRODUCTS
+from ssdgen.ir.schedule import PERSISTENT, PRODUCTS
 from ssdgen.plan.builder import Unsupported
-from ssdgen.plan.config import DTYPES, default_config, knobs
+from ssdgen.plan.config import default_config, knobs
 from ssdgen.plan.outputs import output_kernel
 from ssdgen.plan.portable import portable
 from ssdgen.plan.segments import segment_kernel, segment_workspaces, walk_kernel
@@ -19,11 +19,8 @@ from ssdgen.plan.shared import FIELD, group_kernel, group_workspace, shared_scor
 from ssdgen.plan.states import entry_workspace, state_kernel
 from ssdgen.plan.tokens import token_kernel, workspaces
 
-SEGMENTS_KNOB = Knob(
-    "segments",
-    "pieces of a sequence that are walked at once, 0 to let the size of the GPU choose",
-    tuple((d, 0) for d in DTYPES),
-)
+SEGMENTS = "segments"
+ONE_WAVE = f"the grids of other plans than {PERSISTENT} are one wave by construction"
 
 
 def plan(form: ChunkForm, config: Config | None = None) -> Plan:
@@ -45,6 +42,8 @@ def plan(form: ChunkForm, config: Config | None = None) -> Plan:
 
 
 def _kernels(form: ChunkForm, config: Config) -> tuple[AnyKernel, ...]:
+    if config.persistent and config.plan != PERSISTENT:
+        raise Unsupported(f"{config.plan} with a persistent kernel: {ONE_WAVE}")
     tokens = token_kernel(form, config)
     first: tuple[AnyKernel, ...] = () if tokens is None else (tokens,)
     shared = tuple(group_kernel(form, config, s) for s in shared_scores(form))
@@ -73,8 +72,8 @@ def _fields(config: Config, kernels: tuple[AnyKernel, ...]) -> tuple[Knob, ...]:
     """The fields of the emitted Config: the chunk, and the knobs that some kernel takes."""
     constants = {p.argument for k in kernels for p in k.parameters if p.role == "constant"}
     constants |= {FIELD for k in kernels if isinstance(k, GroupKernel)}
+    constants |= {SEGMENTS} if kernels and config.plan == "segmented" else set()
     products = tuple(p for p in PRODUCTS if p in constants)
     roles = tuple(dict.fromkeys(k.role for k in kernels))
     every = knobs(config, products, roles)
-    fields = [k for k in every if k.kind != "int" or k.name == "chunk" or k.name in constants]
-    return (*fields, *([SEGMENTS_KNOB] if kernels and config.plan == "segmented" else []))
+    return tuple(k for k in every if k.kind != "int" or k.name == "chunk" or k.name in constants)

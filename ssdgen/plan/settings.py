@@ -1,31 +1,36 @@
-"""`--config KEY=VALUE`: a point of a schedule in words. The keys are those of the emitted Config, plus `swap` and `plan`."""
+"""`--config KEY=VALUE`: a point of a schedule in words. The keys are those of the emitted Config and the structural knobs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ssdgen.diagnostics import UserError
 from ssdgen.ir.chunkform import ChunkForm
+from ssdgen.ir.expr import Axes
 from ssdgen.ir.plan import Config
-from ssdgen.ir.schedule import KERNELS, PLANS, PRECISIONS, PRODUCTS
+from ssdgen.ir.schedule import ALLOWED, KERNELS, PERSISTENT, PLANS, PRECISIONS, PRODUCTS, SIDES
 from ssdgen.plan.config import default_config
+from ssdgen.plan.decays import scalar_names
+from ssdgen.plan.plans import ONE_WAVE
+from ssdgen.plan.tokens import stored_scalars
 
-LATENCIES = range(1, 11)
-OCCUPANCIES = range(1, 33)
-CHUNKS = (16, 32, 64, 128, 256)
-TILES = (32, 64, 128, 256)
+HEAD_TILES = (2, 4, 8, 16, 32, 64, 128, 256)
+YES_NO = ("no", "yes")
+NO_PRODUCT = "none"
 
 W = TypeVar("W", bound=str)
+V = TypeVar("V")
 Setter = Callable[[Config, str], Config]
 
 
 def configure(form: ChunkForm, settings: Mapping[str, str]) -> Config:
     """The default configuration of `form` with `settings` (`chunk`: `128`, `intra`: `bf16`, `swap`: `intra,state`) applied.
 
-    A precision goes for every input dtype. Raises UserError for a key that this form does not have or a value no kernel takes.
+    A precision goes for every input dtype. Raises UserError for a key that this form does not have, a value no kernel takes,
+    and knobs that exclude each other.
     """
     config = default_config(form)
     setters = _setters(form, config)
@@ -35,49 +40,84 @@ def configure(form: ChunkForm, settings: Mapping[str, str]) -> Config:
             hint = f"did you mean `{near[0]}`?" if near else f"its knobs are {', '.join(setters)}"
             raise UserError(f"{form.recurrence.layer.name} has no knob `{key}`", hint)
         config = setters[key](config, value)
+    if config.persistent and config.plan != PERSISTENT:
+        hint = f"{ONE_WAVE}; choose persistent=no or plan={PERSISTENT}"
+        raise UserError(f"plan={config.plan} does not go with persistent=yes", hint)
     return config
+
+
+def structure(config: Config) -> dict[str, str]:
+    """The knobs that change the text of a module, each with its value as `configure` takes it, in a fixed order."""
+    words = {
+        "plan": config.plan,
+        "swap": ",".join(p for p in PRODUCTS if p in config.swap) or NO_PRODUCT,
+        "weighted": config.weighted,
+        "persistent": YES_NO[config.persistent],
+    }
+    words |= {f"layout_{name}": ",".join(axes) for name, axes in sorted(config.layouts)}
+    return words | {f"internal_{name}": ",".join(axes) for name, axes in sorted(config.internals)}
+
+
+def variant(config: Config) -> str:
+    """`structure(config)` in one line: which of the texts of a spec a module is."""
+    return " ".join(f"{key}={value}" for key, value in structure(config).items())
 
 
 def _setters(form: ChunkForm, config: Config) -> dict[str, Setter]:
     layer = form.recurrence.layer
     setters: dict[str, Setter] = {
-        "chunk": lambda c, v: replace(c, chunk=_number("chunk", v, CHUNKS)),
         "plan": lambda c, v: replace(c, plan=_word("plan", v, PLANS)),
-        "swap": lambda c, v: replace(c, swap=tuple(_word("swap", w, PRODUCTS) for w in v.split(",") if w != "none")),
+        "swap": lambda c, v: replace(c, swap=() if v == NO_PRODUCT else _set("swap", v, PRODUCTS)),
+        "weighted": lambda c, v: replace(c, weighted=_word("weighted", v, SIDES)),
+        "persistent": lambda c, v: replace(c, persistent=_word("persistent", v, YES_NO) == "yes"),
+        "chunk": lambda c, v: replace(c, chunk=_number("chunk", v, ALLOWED["chunk"])),
+        "segments": lambda c, v: replace(c, segments=_number("segments", v, ALLOWED["segments"])),
+        "share_scores_from": lambda c, v: replace(
+            c, share_scores_from=_number("share_scores_from", v, ALLOWED["share_scores_from"])
+        ),
     }
     for axis, _ in config.tile:
-        setters[f"tile_{axis}"] = _tile(axis)
+        setters[f"tile_{axis}"] = _number_of("tile", axis, HEAD_TILES if axis == layer.head else ALLOWED["tile"])
     for axis, _ in config.state_tile:
-        setters[f"state_tile_{axis}"] = _state_tile(axis)
+        setters[f"state_tile_{axis}"] = _number_of("state_tile", axis, ALLOWED["tile"])
     for product in PRODUCTS:
         setters[product] = _precision(product)
-    for name in (*(t.name for t in layer.inputs), *(s.name for s in layer.states), *(o.name for o in layer.outputs)):
-        setters[f"latency_{name}"] = _latency(name)
-        setters[f"state_latency_{name}"] = _state_latency(name)
+    arrays = {t.name: t.axes for t in layer.inputs} | {o.name: o.axes for o in layer.outputs}
+    for name in (*arrays, *(s.name for s in layer.states), "scores"):
+        setters[f"latency_{name}"] = _number_of("latency", name, ALLOWED["latency"])
+        setters[f"state_latency_{name}"] = _number_of("state_latency", name, ALLOWED["latency"])
     for role in KERNELS:
-        setters[f"occupancy_{role}"] = _occupancy(role)
+        setters[f"occupancy_{role}"] = _number_of("occupancy", role, ALLOWED["occupancy"])
+        setters[f"warps_{role}"] = _number_of("warps", role, ALLOWED["warps"])
+    for name, axes in arrays.items():
+        setters[f"layout_{name}"] = _order("layout", "layouts", name, axes)
+    for name in dict.fromkeys(n for scalar in stored_scalars(form) for n in scalar_names(form, scalar)):
+        setters[f"internal_{name}"] = _order("internal", "internals", name, (layer.batch, layer.time, layer.head))
     return setters
 
 
-def _tile(axis: str) -> Setter:
-    return lambda c, v: replace(c, tile=_put(c.tile, axis, _number(f"tile_{axis}", v, TILES)))
+def _number_of(knob: str, name: str, allowed: range | tuple[int, ...]) -> Setter:
+    """The setter of a knob that has a number for each of several names."""
+
+    def put(config: Config, value: str) -> Config:
+        changed: Any = {knob: _put(getattr(config, knob), name, _number(f"{knob}_{name}", value, allowed))}
+        return replace(config, **changed)
+
+    return put
 
 
-def _state_tile(axis: str) -> Setter:
-    return lambda c, v: replace(c, state_tile=_put(c.state_tile, axis, _number(f"state_tile_{axis}", v, TILES)))
+def _order(knob: str, field: str, name: str, axes: Axes) -> Setter:
+    """The setter of an order of axes, `layout_x=b,h,t,p`."""
 
+    def put(config: Config, value: str) -> Config:
+        order = tuple(word.strip() for word in value.split(","))
+        if sorted(order) != sorted(axes):
+            hint = f"its axes are {','.join(axes)}, in any order, each once"
+            raise UserError(f"--config {knob}_{name}={value} is no order of its axes", hint)
+        changed: Any = {field: _put(getattr(config, field), name, order)}
+        return replace(config, **changed)
 
-def _latency(name: str) -> Setter:
-    return lambda c, v: replace(c, latency=_put(c.latency, name, _number(f"latency_{name}", v, LATENCIES)))
-
-
-def _state_latency(name: str) -> Setter:
-    key = f"state_latency_{name}"
-    return lambda c, v: replace(c, state_latency=_put(c.state_latency, name, _number(key, v, LATENCIES)))
-
-
-def _occupancy(role: str) -> Setter:
-    return lambda c, v: replace(c, occupancy=_put(c.occupancy, role, _number(f"occupancy_{role}", v, OCCUPANCIES)))
+    return put
 
 
 def _precision(product: str) -> Setter:
@@ -90,7 +130,7 @@ def _precision(product: str) -> Setter:
     return put
 
 
-def _put(pairs: tuple[tuple[str, int], ...], name: str, value: int) -> tuple[tuple[str, int], ...]:
+def _put(pairs: Iterable[tuple[str, V]], name: str, value: V) -> tuple[tuple[str, V], ...]:
     return tuple((dict(pairs) | {name: value}).items())
 
 
@@ -108,3 +148,9 @@ def _word(key: str, text: str, allowed: tuple[W, ...]) -> W:
     raise UserError(
         f"--config {key}={text} is none of the values a kernel takes", f"{key} is one of {', '.join(allowed)}"
     )
+
+
+def _set(key: str, text: str, allowed: tuple[W, ...]) -> tuple[W, ...]:
+    """Some of the allowed words, in their order."""
+    words = [_word(key, word.strip(), allowed) for word in text.split(",")]
+    return tuple(word for word in allowed if word in words)

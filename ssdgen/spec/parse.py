@@ -17,17 +17,8 @@ from ssdgen.spec.problems import Problems, closest
 from ssdgen.spec.split import Statement
 
 KNOBS = (
-    "chunk",
-    "mma",
-    "layout",
-    "internal",
-    "swap",
-    "latency",
-    "state_latency",
-    "tile",
-    "state_tile",
-    "occupancy",
-    "plan",
+    *("chunk", "mma", "layout", "internal", "swap", "weighted", "latency", "state_latency", "tile", "state_tile"),
+    *("occupancy", "warps", "share_scores_from", "segments", "persistent", "plan"),
 )
 _STARTS = ("language", "layer", "axes", "groups", "sizes", "inputs", "params", "let", "state", "output", "when", *KNOBS)
 _DEEPEST = 100
@@ -39,6 +30,8 @@ _WORDS = {
     "PRODUCT": "a product (scores, carried, intra, state)",
     "PRECISION": "a precision (bf16, tf32, tf32x3)",
     "PLAN": "a plan",
+    "SIDE": "a side (row, column)",
+    "ANSWER": "yes or no",
     "NUMBER": "a number",
     "TITLE": "a title in double quotes",
     "$END": "the end of the statement",
@@ -298,7 +291,7 @@ class _Build:
         name = s.Word(str(tree.data), self.span(tree))
         empty = s.Knob(name, None, (), (), (), ())
         match tree.data:
-            case "chunk":
+            case "chunk" | "share_scores_from" | "segments":
                 return s.Knob(name, None, (), tuple(map(self.number, c)), (), ())
             case "mma":
                 subject = None if c[0] is None else self.word(c[0])
@@ -306,7 +299,7 @@ class _Build:
                 return s.Knob(name, subject, (), (), (), pairs)
             case "layout" | "internal":
                 return s.Knob(name, self.word(c[0]), self.words(c[1:]), (), (), ())
-            case "swap" | "plan":
+            case "swap" | "plan" | "weighted" | "persistent":
                 return s.Knob(name, None, self.words(c), (), (), ())
             case _:
                 choices = tuple((self.word(p[0]), tuple(map(self.number, p[1:]))) for p in map(_children, c))

@@ -9,10 +9,13 @@ from ssdgen.diagnostics import Span
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import Dtype
 from ssdgen.ir.schedule import (
+    ALLOWED,
     KERNELS,
+    PERSISTENT,
     PLANS,
     PRECISIONS,
     PRODUCTS,
+    SIDES,
     Choice,
     Layout,
     MmaChoice,
@@ -20,16 +23,27 @@ from ssdgen.ir.schedule import (
     Precision,
     Product,
     Schedule,
+    Side,
 )
 from ssdgen.spec.declare import dtypes_of
 from ssdgen.spec.problems import closest, listing
 from ssdgen.spec.scope import Scope
 from ssdgen.spec.syntax import Knob, Number, Word
 
-CHUNKS = (16, 256)
-TILES = (32, 256)
-LATENCIES = (1, 10)
-OCCUPANCIES = (1, 32)
+UNDECLARED = Schedule()
+NUMBERS = {
+    "chunk": "a chunk",
+    "tile": "a tile",
+    "latency": "a latency",
+    "occupancy": "an occupancy",
+    "warps": "a number of worker warps",
+    "share_scores_from": "a number of heads",
+    "segments": "a number of segments",
+}
+CHOICES = ("latency", "state_latency", "tile", "state_tile", "occupancy", "warps")
+NO_PRODUCT = "none"
+SCORES = "scores"
+"""The product whose stored copy, made once a group, `latency` may name like a tensor."""
 
 
 class ScheduleReader:
@@ -38,50 +52,53 @@ class ScheduleReader:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self._seen: dict[tuple[str, str], Span] = {}
-        self._chunk: tuple[int, ...] = (64,)
+        self._numbers_of: dict[str, tuple[int, ...]] = {}
         self._mma: dict[tuple[Dtype, Product], tuple[Precision, ...]] = {}
         self._layouts: list[Layout] = []
         self._internals: list[Layout] = []
         self._swap: tuple[Product, ...] = ()
-        self._choices: dict[str, list[Choice]] = {
-            "latency": [],
-            "state_latency": [],
-            "tile": [],
-            "state_tile": [],
-            "occupancy": [],
-        }
-        self._plan: tuple[PlanName, ...] = Schedule().plan
+        self._weighted = UNDECLARED.weighted
+        self._choices: dict[str, list[Choice]] = {kind: [] for kind in CHOICES}
+        self._persistent = UNDECLARED.persistent
+        self._plan = UNDECLARED.plan
 
     def read(self, knob: Knob) -> None:
         """Add one statement, reporting what is wrong with it."""
         readers: dict[str, Callable[[Knob], None]] = {
-            "chunk": self._read_chunk,
+            **dict.fromkeys(("chunk", "share_scores_from", "segments"), self._read_number),
             "mma": self._read_mma,
             "layout": self._read_layout,
             "internal": self._read_internal,
             "swap": self._read_swap,
-            "latency": self._read_choices,
-            "state_latency": self._read_choices,
-            "tile": self._read_choices,
-            "state_tile": self._read_choices,
-            "occupancy": self._read_choices,
+            "weighted": self._read_weighted,
+            **dict.fromkeys(CHOICES, self._read_choices),
+            "persistent": self._read_persistent,
             "plan": self._read_plan,
         }
         readers[knob.name.text](knob)
 
     def schedule(self) -> Schedule:
-        """The schedule, every product's precisions filled in for every dtype."""
+        """The schedule, every product's precisions filled in for every dtype; reports defaults that exclude each other."""
+        if self._persistent[0] and self._plan[0] != PERSISTENT:
+            span = self._seen[("persistent", "persistent")]
+            hint = f"the grids of other plans are one wave by construction; put `{PERSISTENT}` or `no` first"
+            self._scope.problems.add("E075", span, f"the plan `{self._plan[0]}` has no persistent kernel", hint)
         return Schedule(
-            chunk=self._chunk,
             mma=tuple(MmaChoice(d, p, self._precisions(d, p)) for d in ("bf16", "f16", "f32") for p in PRODUCTS),
             layouts=tuple(self._layouts),
             internals=tuple(self._internals),
             swap=self._swap,
+            weighted=self._weighted,
             latency=tuple(self._choices["latency"]),
             state_latency=tuple(self._choices["state_latency"]),
             tile=tuple(self._choices["tile"]),
             state_tile=tuple(self._choices["state_tile"]),
             occupancy=tuple(self._choices["occupancy"]),
+            warps=tuple(self._choices["warps"]),
+            chunk=self._numbers_of.get("chunk", UNDECLARED.chunk),
+            share_scores_from=self._numbers_of.get("share_scores_from", UNDECLARED.share_scores_from),
+            segments=self._numbers_of.get("segments", UNDECLARED.segments),
+            persistent=self._persistent,
             plan=self._plan,
         )
 
@@ -103,16 +120,18 @@ class ScheduleReader:
         self._seen[(knob.text, subject.text)] = subject.span
         return True
 
-    def _numbers(self, numbers: Iterable[Number], what: str, least: int, most: int, power: bool) -> tuple[int, ...]:
-        add = self._scope.problems.add
+    def _numbers(self, numbers: Iterable[Number], knob: str) -> tuple[int, ...]:
+        add, what = self._scope.problems.add, NUMBERS[knob]
+        values, power = ALLOWED[knob], knob in ("chunk", "tile")
+        few = isinstance(values, tuple) and not power
+        kind = "a power of two" if power else "a whole number"
+        allowed = f"{what} is {listing(map(str, values), 'or') if few else f'{kind} from {values[0]} to {values[-1]}'}"
         found: list[int] = []
         for number in numbers:
             value = number.value
-            kind = "a power of two" if power else "a whole number"
-            allowed = f"{what} is {kind} from {least} to {most}"
             if not isinstance(value, int) or (power and (value < 1 or value & (value - 1))):
                 add("E072", number.span, f"{what} of {value:g} is not {kind}", allowed)
-            elif not least <= value <= most:
+            elif value not in values:
                 add("E072", number.span, f"{what} of {value} is out of range", allowed)
             elif value in found:
                 add("E071", number.span, f"{value} is listed twice")
@@ -132,9 +151,9 @@ class ScheduleReader:
                 found.append(word.text)
         return tuple(found)
 
-    def _read_chunk(self, knob: Knob) -> None:
+    def _read_number(self, knob: Knob) -> None:
         if self._once(knob.name, knob.name):
-            self._chunk = self._numbers(knob.numbers, "a chunk", *CHUNKS, power=True)
+            self._numbers_of[knob.name.text] = self._numbers(knob.numbers, knob.name.text)
 
     def _read_mma(self, knob: Knob) -> None:
         dtypes: tuple[Dtype, ...] | None = ("bf16",)
@@ -186,22 +205,38 @@ class ScheduleReader:
         into.append(Layout(knob.subject.text, order, knob.subject.span))
 
     def _read_swap(self, knob: Knob) -> None:
-        if self._once(knob.name, knob.name):
+        if not self._once(knob.name, knob.name):
+            return
+        none = [w for w in knob.words if w.text == NO_PRODUCT]
+        if none and len(knob.words) > 1:
+            self._scope.problems.add("E073", none[0].span, f"`{NO_PRODUCT}` stands alone, for no product")
+        elif not none:
             self._swap = cast("tuple[Product, ...]", self._words(knob.words, PRODUCTS, "product"))
+
+    def _read_weighted(self, knob: Knob) -> None:
+        sides = self._words(knob.words, SIDES, "side of a product") if self._once(knob.name, knob.name) else ()
+        if sides:
+            self._weighted = cast("tuple[Side, ...]", sides)
+
+    def _read_persistent(self, knob: Knob) -> None:
+        answers = self._words(knob.words, ("no", "yes"), "answer") if self._once(knob.name, knob.name) else ()
+        if answers:
+            self._persistent = tuple(answer == "yes" for answer in answers)
 
     def _read_choices(self, knob: Knob) -> None:
         scope, kind = self._scope, knob.name.text
         for subject, numbers in knob.choices:
             if kind in ("latency", "state_latency"):
                 known, what = [*scope.inputs, *scope.state_axes, *scope.output_axes], "input, state or output"
-                values = self._numbers(numbers, "a latency", *LATENCIES, power=False)
+                known += [SCORES] if kind == "latency" and SCORES not in known else []
+                values = self._numbers(numbers, "latency")
             elif kind in ("tile", "state_tile"):
                 known = [a for a in scope.axes if a in scope.channels(tuple(scope.axes))]
                 what = "channel axis"
-                values = self._numbers(numbers, "a tile", *TILES, power=True)
+                values = self._numbers(numbers, "tile")
             else:
                 known, what = list(KERNELS), "kernel"
-                values = self._numbers(numbers, "an occupancy", *OCCUPANCIES, power=False)
+                values = self._numbers(numbers, kind)
             if self._known(subject, known, what) and self._once(knob.name, subject):
                 self._choices[kind].append(Choice(subject.text, values, subject.span))
 

@@ -160,7 +160,7 @@ class Assign:
 class Knob:
     """A statement of the schedule: its alternatives by subject, `latency x = 3 | 5` being ((x, (3, 5)),).
 
-    `words` are those of a knob whose alternatives are words (plan, swap, the order of a layout).
+    `words` are those of a knob whose alternatives are words (plan, swap, weighted, persistent, the order of a layout).
     """
 
     name: Word

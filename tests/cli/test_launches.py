@@ -32,7 +32,7 @@ def test_every_launch_is_a_request_once() -> None:
 
 def test_a_hint_of_the_configuration_is_compiled_with() -> None:
     form, _ = pipeline.derive("retnet")
-    planned = pipeline.plan(form, {"occupancy_compute_out": "3"})
+    planned = pipeline.plan(form, {"occupancy_compute_out": "3", "warps_compute_out": "8"})
     module = pipeline.load(pipeline.emit(planned))
     hints = {r.kernel: dict(r.hints) for r in compile_requests(planned, module, ["sm_90"], ["bf16"])}
-    assert hints["walk_out"] == {"occupancy": 3}
+    assert hints["walk_out"] == {"occupancy": 3, "num_worker_warps": 8}

@@ -166,8 +166,8 @@ def test_every_number_of_segments_gives_the_same_result(segments: int) -> None:
 def test_segments_fill_the_gpu(wanted: int, chunks: int, walks: int, expected: tuple[int, int]) -> None:
     """32 walks of 256 chunks are cut so that two blocks run on each of 132 multiprocessors; 192 walks are not cut."""
     linear = module(load_source("linear_attention").text)
-    runtime = importlib.import_module("._runtime", linear.__package__)
-    assert runtime.segments(wanted, chunks, walks, torch.empty(1)) == expected
+    cut = importlib.import_module("._cut", linear.__package__)
+    assert cut.segments(wanted, chunks, walks, torch.empty(1)) == expected
 
 
 def test_a_plan_that_keeps_states_in_registers_says_how_much_it_can() -> None:
@@ -211,7 +211,7 @@ output  y[b t h p] : like v
 def test_a_decay_of_each_sequence() -> None:
     layer = read_layer(Source("each.ssd", EACH_SEQUENCE))
     emitted = emit(plan(chunk_form(recurrence(layer))))
-    assert [k.name for k in emitted.plan.kernels] == ["fwd_pass_state", "compute_out"]
+    assert [k.name for k in emitted.plan.kernels] == ["segment_states", "walk_out"]
     trial = Trial("each", Case({"b": 2, "t": 140, "h": 2, "p": 8, "n": 8}), EXACT)
     imported = load(emitted.name, package([emitted]))
     checks = [c for gate in ("portable", "emulation") for c in run_trial(gate, emitted.plan, imported, trial)]

@@ -6,6 +6,7 @@ A golden file holds what a construct changes against the same spec without it, a
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,15 +69,24 @@ CONSTRUCTS = {
     "swap_state": "swap = state",
     "swap_all": "swap = scores, carried, intra, state",
     "latency_x": "latency x = 5",
-    "latency_S": "latency S = 4",
+    "latency_S": "plan = three_kernel\n  latency S = 4",
+    "state_latency": "state_latency x = 2, S = 4",
     "latency_y": "latency y = 2",
-    "tile": "tile p = 32, n = 128",
+    "tile": "tile p = 32",
+    "three_kernel_tile": "plan = three_kernel\n  tile p = 32, n = 128",
     "state_tile": "state_tile p = 32, n = 32",
-    "plan_segmented": "plan = segmented",
+    "latency_scores": "latency scores = 2\n  share_scores_from = 1",
+    "weighted": "weighted = column",
+    "warps": "warps compute_out = 8",
+    "share_scores_from": "share_scores_from = 2",
+    "segments": "segments = 2",
     "plan_single_walk": "plan = single_walk",
-    "segmented_swapped": "plan = segmented\n  swap = scores, carried, intra, state",
-    "segmented_layouts": "plan = segmented\n  layout x = b h t p\n  layout y = b h t p\n  internal step = b t h",
-    "occupancy": "occupancy chunk_cumsum = 4, fwd_pass_state = 2, compute_out = 2",
+    "plan_three_kernel": "plan = three_kernel",
+    "persistent": "plan = three_kernel\n  persistent = yes",
+    "three_kernel_weighted": "plan = three_kernel\n  weighted = column",
+    "three_kernel_swapped": "plan = three_kernel\n  swap = scores, carried, intra, state",
+    "three_kernel_layouts": "plan = three_kernel\n  layout x = b h t p\n  layout y = b h t p\n  internal step = b t h",
+    "occupancy": "occupancy chunk_cumsum = 4, group_scores = 2, fwd_pass_state = 2, compute_out = 2",
 }
 
 
@@ -116,6 +126,22 @@ def test_construct_is_right(name: str, dtype: str) -> None:
     checks = [c for gate in ("portable", "emulation") for c in run_trial(gate, module.plan, imported, trial)]
     assert len(checks) == 4
     assert not [str(c) for c in checks if not c.passed]
+
+
+@pytest.mark.parametrize("occupancy", [1, 2])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_a_persistent_kernel_does_everything_with_few_blocks(
+    dtype: str, occupancy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """36 places by the 3 or 6 blocks that a GPU of 3 multiprocessors holds: each block loops, and the last turn is not full."""
+    module = emitted(CONSTRUCTS["persistent"] + f"\n  occupancy compute_out = {occupancy}")
+    imported = load(module.name, package([module]))
+    cut = importlib.import_module("._cut", imported.__package__)
+    monkeypatch.setattr(cut, "_multiprocessors", lambda x: 3)
+    assert cut.held(36, occupancy, torch.empty(1)) == 3 * occupancy
+    sizes = {"b": 1, "t": 2 * module.plan.config.chunk + 9, "h": 4, "g": 2, "p": 140, "n": 72}
+    trial = Trial("few", Case(sizes, dtype="bf16" if dtype == "bf16" else "f32", seed=5))
+    assert not [str(c) for c in run_trial("emulation", module.plan, imported, trial) if not c.passed]
 
 
 def test_a_caller_passes_arrays_in_the_order_of_the_layout() -> None:

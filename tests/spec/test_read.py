@@ -141,6 +141,35 @@ def test_precisions_of_a_dtype_override_what_follows_from_bf16() -> None:
     assert choices["f32", "state"] == ("tf32x3",)
 
 
+EVERY_KNOB = """\
+schedule
+  swap = none
+  weighted = column | row
+  latency a = 2, scores = 2 | 4
+  state_latency a = 1
+  occupancy compute_out = 0 | 2
+  warps compute_out = 4 | 8, group_scores = 0
+  share_scores_from = 4 | 0 | 1024
+  segments = 0 | 8
+  persistent = no | yes
+  plan = segmented | three_kernel
+"""
+
+
+def test_every_knob_can_be_declared() -> None:
+    schedule = read(TINY + EVERY_KNOB).schedule
+    assert schedule.swap == ()
+    assert schedule.weighted == ("column", "row")
+    assert schedule.latency == (Choice("a", (2,)), Choice("scores", (2, 4)))
+    assert schedule.state_latency == (Choice("a", (1,)),)
+    assert schedule.occupancy == (Choice("compute_out", (0, 2)),)
+    assert schedule.warps == (Choice("compute_out", (4, 8)), Choice("group_scores", (0,)))
+    assert schedule.share_scores_from == (4, 0, 1024)
+    assert schedule.segments == (0, 8)
+    assert schedule.persistent == (False, True)
+    assert schedule.plan == ("segmented", "three_kernel")
+
+
 def test_no_schedule_is_the_default_one() -> None:
     schedule = read(TINY).schedule
     assert schedule == Schedule(mma=schedule.mma)

@@ -11,6 +11,7 @@ from ssdgen.derive import recurrence
 from ssdgen.diagnostics import Source, SpecError
 from ssdgen.resources import resource_dir
 from ssdgen.spec import builtin_specs, load_source, read_layer
+from ssdgen.spec.parse import KNOBS
 from ssdgen.spec.scope import FUNCTIONS
 from ssdgen.spec.split import BLOCKS
 
@@ -67,6 +68,8 @@ def test_every_diagnostic_is_explained() -> None:
 def test_every_word_of_the_language_is_explained() -> None:
     for word in (*FUNCTIONS, *BLOCKS):
         assert re.search(rf"\b{word}\b", README), word
+    for knob in KNOBS:
+        assert re.search(rf"^\| `{knob}\b", README, re.MULTILINE), knob
 
 
 def test_every_built_in_spec_is_listed_and_right() -> None:
