@@ -59,7 +59,7 @@ STRUCTURAL: tuple[Structural, ...] = (
     Structural("plan", _plans),
     Structural("swap", _swaps, _one_product_apart),
     Structural("weighted", lambda form: ("row", "column")),
-    Structural("persistent", lambda form: ("0", "1")),
+    Structural("persistent", lambda form: ("no", "yes")),
 )
 """The structural knobs in the order in which they are searched; values that `configure` does not take for a form are left
 out."""
@@ -88,6 +88,7 @@ LADDERS: tuple[Ladder, ...] = (
     Ladder("tile_", (1, 2, 4, 8, 16, 32, 64, 128, 256), "tile"),
     Ladder("segments", (0, 1, 2, 4, 8, 16, 32, 64)),
     Ladder("latency_", (1, 2, 3, 4, 5, 6, 8), "latency"),
+    Ladder("state_latency_", (1, 2, 3, 5), "state_latency"),
 )
 """The numeric knobs in the order in which they are searched: those that change most first."""
 
