@@ -394,6 +394,7 @@ def _segmented(
     cut = _cut.cut(
         size_b, size_t, config.chunk, config.segments, size_h * _rt.ceil_div(size_p, config.tile_p), sequences, x
     )
+    stream = _rt.stream(x)
     shared = 0 < config.share_scores_from <= size_h // size_g
     # step[b h t]: weight step
     step = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device)
@@ -410,6 +411,7 @@ def _segmented(
     # S_left[b h segment]: the sum of the log2 decays of S over each segment
     S_left = torch.empty((cut.lanes, size_h, cut.parts), dtype=torch.float32, device=x.device)
     _rt.launch(
+        stream,
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (
@@ -419,6 +421,7 @@ def _segmented(
     )
     if shared:
         _rt.launch(
+            stream,
             _rt.hinted(group_scores, config.occupancy_group_scores, config.warps_group_scores),
             (cut.lanes * cut.slots, size_g),
             (
@@ -428,6 +431,7 @@ def _segmented(
             early=True,
         )
     _rt.launch(
+        stream,
         _rt.hinted(segment_states, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
         (
             cut.walks * size_h,
@@ -442,6 +446,7 @@ def _segmented(
         early=True,
     )
     _rt.launch(
+        stream,
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (

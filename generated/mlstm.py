@@ -384,6 +384,7 @@ def _segmented(
     cut = _cut.cut(
         size_b, size_t, config.chunk, config.segments, size_h * _rt.ceil_div(size_p, config.tile_p), sequences, v
     )
+    stream = _rt.stream(v)
     # write[b h t]: weight write
     write = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
     # decay_sum[b h t]: running sum of logsigmoid(f) * LOG2E within a chunk
@@ -397,11 +398,13 @@ def _segmented(
     # N_left[b h segment]: the sum of the log2 decays of N over each segment
     N_left = torch.empty((cut.lanes, size_h, cut.parts), dtype=torch.float32, device=v.device)
     _rt.launch(
+        stream,
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (i, f, write, decay_sum, cut.chunk_table, float(size_n), config.chunk, config.tile_h, sequences is not None),
     )
     _rt.launch(
+        stream,
         _rt.hinted(segment_states_C, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
         (
             cut.walks * size_h,
@@ -415,6 +418,7 @@ def _segmented(
         early=True,
     )
     _rt.launch(
+        stream,
         _rt.hinted(segment_states_N, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
         (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
         (
@@ -424,6 +428,7 @@ def _segmented(
         early=True,
     )
     _rt.launch(
+        stream,
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (

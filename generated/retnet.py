@@ -270,11 +270,13 @@ def _segmented(
     cut = _cut.cut(
         size_b, size_t, config.chunk, config.segments, size_h * _rt.ceil_div(size_p, config.tile_p), sequences, v
     )
+    stream = _rt.stream(v)
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
     S_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=v.device)
     # S_left[b h segment]: the sum of the log2 decays of S over each segment
     S_left = torch.empty((cut.lanes, size_h, cut.parts), dtype=torch.float32, device=v.device)
     _rt.launch(
+        stream,
         _rt.hinted(segment_states, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
         (
             cut.walks * size_h,
@@ -287,6 +289,7 @@ def _segmented(
         ),
     )
     _rt.launch(
+        stream,
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (

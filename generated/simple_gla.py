@@ -300,6 +300,7 @@ def _segmented(
     cut = _cut.cut(
         size_b, size_t, config.chunk, config.segments, size_h * _rt.ceil_div(size_p, config.tile_p), sequences, v
     )
+    stream = _rt.stream(v)
     # decay_sum[b h t]: running sum of g * LOG2E within a chunk
     decay_sum = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
@@ -307,11 +308,13 @@ def _segmented(
     # S_left[b h segment]: the sum of the log2 decays of S over each segment
     S_left = torch.empty((cut.lanes, size_h, cut.parts), dtype=torch.float32, device=v.device)
     _rt.launch(
+        stream,
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (g, decay_sum, cut.chunk_table, config.chunk, config.tile_h, sequences is not None),
     )
     _rt.launch(
+        stream,
         _rt.hinted(segment_states, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
         (
             cut.walks * size_h,
@@ -325,6 +328,7 @@ def _segmented(
         early=True,
     )
     _rt.launch(
+        stream,
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (

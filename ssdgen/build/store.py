@@ -16,6 +16,8 @@ import json
 import os
 import re
 import secrets
+import shutil
+import subprocess
 import zlib
 from pathlib import Path
 
@@ -38,10 +40,18 @@ def cache_folder() -> Path:
 
 @functools.cache
 def compiler_versions() -> tuple[tuple[str, str], ...]:
-    """The packages that turn a kernel into a cubin, with their versions. Raises UserError if one is not installed."""
+    """The packages that turn a kernel into a cubin, with their versions; or `cuda-tile` alone with what the `tileiras`
+    says that it finds on the path. Raises UserError if there is neither."""
     try:
         return tuple((package, importlib.metadata.version(package)) for package in COMPILER_PACKAGES)
     except importlib.metadata.PackageNotFoundError as error:
+        path = shutil.which("tileiras")
+        if path is not None and error.name != COMPILER_PACKAGES[0]:
+            said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+            return (
+                (COMPILER_PACKAGES[0], importlib.metadata.version(COMPILER_PACKAGES[0])),
+                ("tileiras", said.strip()),
+            )
         raise UserError(
             f"kernels cannot be compiled here: the package {error.name} is not installed",
             "pip install 'cuda-tile[tileiras]' (on Linux)",

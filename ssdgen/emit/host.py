@@ -268,7 +268,7 @@ class Host:
         if isinstance(kernel, OutputKernel) and kernel.places:
             leader = self.host(self._plan.leader)
             grid = f"(_cut.held({kernel.grid[0]}, config.occupancy_{kernel.role}, {leader}),)"
-        return f"_rt.launch({hinted}, {grid}, ({args}){', early=True' if early else ''})"
+        return f"_rt.launch(stream, {hinted}, {grid}, ({args}){', early=True' if early else ''})"
 
     def _argument(self, p: Parameter) -> str:
         match p.role:

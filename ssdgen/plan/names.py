@@ -126,6 +126,7 @@ HOST_LOCALS = frozenset(
         "cut",
         "found",
         "shared",
+        "stream",
     }
     | {"chunk_cumsum", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}
 )

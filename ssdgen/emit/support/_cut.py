@@ -56,15 +56,23 @@ def cut(
     entry; `blocks` blocks walk a segment. Of packed sequences all together have about as many segments more than there are
     sequences."""
     if sequences is None:
-        chunks = _rt.ceil_div(length, chunk)
-        count, per_segment = segments(wanted, chunks, batch * blocks, like)
-        none = _no_table(like.device)
-        return Cut(batch, chunks, batch, count, count - 1, max(1, count - 1), per_segment, none, none)
+        return _whole_cut(batch, length, chunk, wanted, blocks, _multiprocessors(like), like.device)
     chunks = _rt.ceil_div(sequences.tokens, chunk)
-    count, per_segment = segments(wanted, chunks, blocks, like)
+    count, per_segment = segments(wanted, chunks, blocks, _multiprocessors(like))
     chunk_table = _packed.chunk_table(sequences, chunk)
     table = _packed.segment_table(sequences, chunk, per_segment)
     return Cut(1, len(chunk_table), len(table), 1, int(count > 1), len(table), per_segment, chunk_table, table)
+
+
+@functools.lru_cache(maxsize=1024)
+def _whole_cut(
+    batch: int, length: int, chunk: int, wanted: int, blocks: int, multiprocessors: int, device: torch.device
+) -> Cut:
+    """The cut of a batch; made once for calls that do not differ in it."""
+    chunks = _rt.ceil_div(length, chunk)
+    count, per_segment = segments(wanted, chunks, batch * blocks, multiprocessors)
+    none = _no_table(device)
+    return Cut(batch, chunks, batch, count, count - 1, max(1, count - 1), per_segment, none, none)
 
 
 @functools.cache
@@ -73,10 +81,10 @@ def _no_table(device: torch.device) -> Tensor:
     return torch.zeros((1, 8), dtype=torch.int32, device=device)
 
 
-def segments(wanted: int, chunks: int, walks: int, like: Tensor) -> tuple[int, int]:
+def segments(wanted: int, chunks: int, walks: int, multiprocessors: int) -> tuple[int, int]:
     """(segments, chunks a segment) for `walks` walks of `chunks` chunks each: about as many segments as wanted, or if that
     is 0 those that a model of the GPU finds fastest."""
-    count = min(wanted, chunks) if wanted else _fastest(chunks, walks, _multiprocessors(like))
+    count = min(wanted, chunks) if wanted else _fastest(chunks, walks, multiprocessors)
     per_segment = _rt.ceil_div(chunks, max(1, count))
     return _rt.ceil_div(chunks, per_segment), per_segment
 
@@ -162,7 +170,11 @@ def run(
             raise ValueError(f"{layer.name}: packed sequences of more than 2**31 - 1 elements; pass fewer at once")
         launch(*inputs, *scalars, *states, *outputs, *finals, sequences, config)
     else:
-        for rows, now in pieces(layer, size, config.chunk, (*inputs, *outputs)):
+        cuts = list(pieces(layer, size, config.chunk, (*inputs, *outputs)))
+        if len(cuts) == 1:
+            launch(*inputs, *scalars, *states, *outputs, *finals, None, config)
+            return (*outputs, *finals)
+        for rows, now in cuts:
             initial = (
                 [s if s is None else s[rows] for s in states] if not now.start else [f[rows].clone() for f in finals]
             )

@@ -66,9 +66,9 @@ def check(
     Raises TypeError for two packings or a dtype, ValueError for a rank, size, device or value. Values of a tensor on a GPU
     are checked if SSDGEN_DEBUG is set. `seq_idx` and `mask` synchronise with the device once.
     """
+    if all(value is None for value in packing):
+        return _checked(layer, values, states, scalars), None
     given = [(name, value) for name, value in zip(NAMES, packing, strict=True) if value is not None]
-    if not given:
-        return _rt.check(layer, values, states, scalars), None
     if len(given) > 1:
         raise TypeError(
             f"{layer.name}: `{given[0][0]}` and `{given[1][0]}` were given; a call takes one of them at most"
@@ -94,6 +94,27 @@ def check(
             f" {rows} and axis {layer.time} is {length}"
         )
     return size, from_seq_idx(value) if name == "seq_idx" else from_mask(value)
+
+
+_KNOWN: dict[tuple[Any, ...], tuple[_rt.Layer, dict[str, int]]] = {}
+"""Calls that were right, by all that was checked, with the layer, which keeps its identity from being used again."""
+
+MOST_KNOWN = 4096
+
+
+def _checked(
+    layer: _rt.Layer, values: Mapping[str, Any], states: Mapping[str, Any], scalars: Mapping[str, float]
+) -> dict[str, int]:
+    """`_runtime.check`, once for calls that do not differ in what it looks at: it takes longer than a launch."""
+    found = _rt.signature(values, states, scalars)
+    if found is None:
+        return _rt.check(layer, values, states, scalars)
+    key = (id(layer), *found)
+    if key not in _KNOWN:
+        if len(_KNOWN) >= MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = layer, _rt.check(layer, values, states, scalars)
+    return _KNOWN[key][1]
 
 
 def _check_packing(layer: _rt.Layer, name: str, value: Any, values: Mapping[str, Any]) -> tuple[int, ...]:

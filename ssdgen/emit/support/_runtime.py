@@ -99,8 +99,13 @@ def runs_kernels(x: Tensor) -> bool:
     return x.is_cuda or _LAUNCHER.get() is not None
 
 
-def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], early: bool = False) -> None:
-    """Queue `kernel` on the current stream of the device that the tensors in `args` are on.
+def stream(x: Tensor) -> Any:
+    """The current stream of the device that `x` is on; None where kernels run through a launcher."""
+    return torch.cuda.current_stream(x.device) if _LAUNCHER.get() is None else None
+
+
+def launch(on: Any, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], early: bool = False) -> None:
+    """Queue `kernel` on the stream `on`.
 
     With `early` its blocks take up their positions while the kernel before ends (programmatic dependent launch); it must
     begin by waiting for that one.
@@ -114,7 +119,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], early: boo
     import cuda.tile as ct
 
     early = early and _has_early_launch(args[0].get_device())
-    ct.launch(torch.cuda.current_stream(), grid, kernel, args, programmatic_dependent_launch=early)
+    ct.launch(on, grid, kernel, args, programmatic_dependent_launch=early)
 
 
 @functools.cache
@@ -186,6 +191,23 @@ def check(
     for scalar in layer.scalars:
         _check_scalar(layer.name, scalar, scalars[scalar.name])
     return lengths
+
+
+def signature(
+    values: Mapping[str, Any], states: Mapping[str, Any], scalars: Mapping[str, Any]
+) -> tuple[Any, ...] | None:
+    """All that `check` looks at; None where it also looks at what tensors hold."""
+    parts: list[Any] = []
+    for value in (*values.values(), *states.values()):
+        if value is None:
+            parts.append(None)
+        elif isinstance(value, Tensor) and value.is_cuda:
+            parts.append((value.shape, value.dtype, value.get_device()))
+        else:
+            return None
+    if os.environ.get("SSDGEN_DEBUG") or not all(isinstance(s, int | float) for s in scalars.values()):
+        return None
+    return (*parts, *scalars.values())
 
 
 def _check_tensor(layer: str, name: str, value: Any, forms: Sequence[Axes], first: Tensor | None) -> Axes:
@@ -284,8 +306,7 @@ def expand(spec: Input, value: Tensor | None, sizes: Mapping[str, int], like: Te
     """An input without a time axis in its widest form: absent, its default; narrower, repeated. Both without a copy."""
     shape = [sizes[a] for a in spec.axes]
     if value is None:
-        default = 0.0 if spec.default is None else spec.default
-        return torch.full((), default, dtype=F32, device=like.device).expand(shape)
+        return _constant(spec.default or 0.0, like.device).expand(shape)
     axes = next(a for a in (spec.axes, *spec.narrower) if len(a) == value.dim())
     for at, axis in enumerate(spec.axes):
         if axis not in axes:
@@ -293,8 +314,16 @@ def expand(spec: Input, value: Tensor | None, sizes: Mapping[str, int], like: Te
     return value.expand(shape)
 
 
+@functools.cache
+def _constant(value: float, device: torch.device) -> Tensor:
+    """A number on a device, made once: filling it would cost a kernel a call."""
+    return torch.full((), value, dtype=F32, device=device)
+
+
 def indexable(x: Tensor) -> Tensor:
     """`x`, or a contiguous copy if its strides reach beyond what int32 can index."""
+    if x.is_contiguous() and x.numel() <= LIMIT:
+        return x
     reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.contiguous() if reach > LIMIT else x
 

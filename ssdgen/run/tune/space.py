@@ -24,7 +24,7 @@ from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.schedule import PRODUCTS
 from ssdgen.plan import plan
-from ssdgen.plan.settings import configure
+from ssdgen.plan.settings import YES_NO, configure
 from ssdgen.run.inputs import DTYPES, Dtype
 from ssdgen.run.load import load_file
 
@@ -243,7 +243,7 @@ def _word(value: object) -> str:
     return (
         (",".join(value) or "none")
         if isinstance(value, tuple)
-        else str(int(value) if isinstance(value, bool) else value)
+        else (YES_NO[value] if isinstance(value, bool) else str(value))
     )
 
 
