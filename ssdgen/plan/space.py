@@ -24,7 +24,24 @@ TRIED: dict[str, tuple[int, ...]] = {
     "latency": (1, 2, 3, 4, 5, 6, 8),
     "state_latency": (1, 2, 3, 4, 5, 6, 8),
 }
-"""The numbers worth trying of a knob, or of all knobs `KNOB_NAME`, those that change most first."""
+"""The numbers worth trying of a knob, or of all knobs `KNOB_NAME`."""
+
+ORDER = (
+    "segments",
+    "share_scores_from",
+    "latency",
+    "state_latency",
+    "occupancy_compute_out",
+    "occupancy_fwd_pass_state",
+    "occupancy_group_scores",
+    "state_tile",
+    "chunk",
+    "occupancy",
+    "warps",
+    "tile",
+)
+"""The knobs by how much they changed the time on an H200, those that matter most first; `latency` are all `latency_NAME`. A
+search that runs out of time has tried the first ones."""
 
 HEAD_TILES = (2, 4, 8, 16, 32)
 
@@ -43,21 +60,17 @@ class SpaceKnob:
 
 
 def knob_space(form: ChunkForm) -> tuple[SpaceKnob, ...]:
-    """Every knob of `form`; none if no plan has kernels for it. Not every combination is possible: `configure` raises
-    UserError for one that is not."""
+    """Every knob of `form`, the numeric ones in `ORDER`; none if no plan has kernels for it. Not every combination is
+    possible: `configure` raises UserError for one that is not."""
     plans = {name: plan(form, configure(form, {"plan": name, "persistent": "no"})) for name in PLANS}
     possible = {name: made for name, made in plans.items() if not made.refused}
     if not possible:
         return ()
     fields = {knob.name: knob for made in possible.values() for knob in made.knobs}
-    rank = {knob: i for i, knob in enumerate(TRIED)}
-    numeric = [k for k in fields.values() if k.kind != "precision"]
+    numeric = sorted((k for k in fields.values() if k.kind != "precision"), key=lambda k: _rank(k.name))
     return (
         *_structural(form, possible),
-        *(
-            SpaceKnob(k.name, "numeric", _numbers(form, k))
-            for k in sorted(numeric, key=lambda k: rank[_split(k.name)[0]])
-        ),
+        *(SpaceKnob(k.name, "numeric", _numbers(form, k)) for k in numeric),
         *(SpaceKnob(k.name, "accuracy", _precisions(form, k)) for k in fields.values() if k.kind == "precision"),
     )
 
@@ -93,6 +106,10 @@ def _numbers(form: ChunkForm, knob: Knob) -> tuple[str, ...]:
 def _precisions(form: ChunkForm, knob: Knob) -> tuple[str, ...]:
     declared = (p for m in form.recurrence.layer.schedule.mma if m.product == knob.name for p in m.precisions)
     return _first(declared, PRECISIONS)
+
+
+def _rank(field: str) -> int:
+    return next(i for i, name in enumerate(ORDER) if field == name or field.startswith(f"{name}_"))
 
 
 def _split(field: str) -> tuple[str, str]:

@@ -58,6 +58,17 @@ def test_what_is_declared_is_tried_first() -> None:
     assert len(knobs["swap"]) == 16
 
 
+def test_numbers_come_in_the_order_in_which_they_matter() -> None:
+    """A search that runs out of time has tried the first ones."""
+    names = [k.name for k in knob_space(form_of("mamba2")) if k.kind == "numeric"]
+    places = [names.index(name) for name in (
+        "segments", "share_scores_from", "latency_x", "latency_scores", "state_latency_x", "state_latency_S",
+        "occupancy_compute_out", "occupancy_fwd_pass_state", "occupancy_group_scores", "state_tile_p", "chunk",
+        "occupancy_chunk_cumsum", "warps_chunk_cumsum", "tile_h",
+    )]  # fmt: skip
+    assert places == sorted(places)
+
+
 def test_a_form_without_kernels_has_no_space() -> None:
     assert knob_space(form_of("gla")) == ()
 
