@@ -19,6 +19,22 @@ Measure = Callable[[Estimate, float], Timed | Removed]
 """The time of a candidate, given the microseconds of the best one so far, or why it has none."""
 
 
+def probed(remote: Remote) -> Device:
+    """The GPU that `remote` has. Raises UserError if the process cannot use it."""
+    return _told(remote, Probe())
+
+
+def _told(remote: Remote, task: Probe | Setup) -> Device:
+    try:
+        answer = remote.ask(task, SECONDS_SETUP)
+    except Died as error:
+        raise UserError(f"the default configuration cannot be measured: {error}", "try a smaller --shape") from error
+    if isinstance(answer, Failed):
+        raise UserError(f"the default configuration cannot be measured: {answer.why}", "try a smaller --shape")
+    assert isinstance(answer, Device)
+    return answer
+
+
 class Measurer:
     """Measures on the GPU that `remote` has; after a death the setup is done again in a new process."""
 
@@ -27,25 +43,9 @@ class Measurer:
         self._setup = setup
         self._seconds = seconds
 
-    def device(self) -> Device:
-        """The GPU that is measured on. Raises UserError if the process cannot use it."""
-        return self._told(Probe())
-
     def start(self) -> None:
         """Draw the inputs and compute the default's results. Raises UserError if that cannot be done."""
-        self._told(self._setup)
-
-    def _told(self, task: Probe | Setup) -> Device:
-        try:
-            answer = self._remote.ask(task, SECONDS_SETUP)
-        except Died as error:
-            raise UserError(
-                f"the default configuration cannot be measured: {error}", "try a smaller --shape"
-            ) from error
-        if isinstance(answer, Failed):
-            raise UserError(f"the default configuration cannot be measured: {answer.why}", "try a smaller --shape")
-        assert isinstance(answer, Device)
-        return answer
+        _told(self._remote, self._setup)
 
     def __call__(self, estimate: Estimate, best: float = math.inf) -> Timed | Removed:
         """Check and time a candidate."""

@@ -1,9 +1,10 @@
 """The search: from the default, every knob moved alone; then the moves that helped, together; and again from there.
 
 A product of all knobs has millions of points. Knobs of a kernel mostly help or hurt on their own, so a round measures the
-neighbours of the best point (tens), joins those that were faster, the best first, as long as that helps, and the next
-round starts from the result; a round that finds nothing is the last. The first half of the time goes to the numeric knobs
-of the module as the spec's defaults emit it, since that is the one that is shipped; then the structural knobs move too.
+neighbours of the best point (tens) in the order of the space, what matters most first, since there may be no time for all.
+Then it joins those that were faster, and the next round starts from the result; a round that finds nothing is the last. The
+first half of the time goes to the numeric knobs of the module as the spec's defaults emit it, since that is the one that is
+shipped; then the structural knobs move too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Protocol
 
 from ssdgen.build.worker import Answer
@@ -27,6 +29,10 @@ GAIN = 0.995
 """A candidate is faster than another if it takes less than this times as long: below lies the noise of medians."""
 
 MOST_JOINED = 8
+
+SECONDS_JOINING = 5.0
+"""What a round leaves for joining its moves, at most half of what it has: about as long as some kernels compile at once."""
+
 CONFIRMED = 5
 
 Move = tuple[str, Value, bool]
@@ -55,7 +61,7 @@ class Measured:
 @dataclass(slots=True)
 class Found:
     """What a search has seen: the default Config and what the heuristic makes of it, all that was `measured`, what was
-    `removed` with the step, and whether time was left at the end.
+    `removed` with the step, how many that makes (`considered`), and whether its last round was complete and found nothing.
     """
 
     default: Measured | None = None
@@ -105,23 +111,24 @@ class Search:
         self.found = Found()
 
     def run(self, structural: bool = True) -> Found:
-        """Search until nothing is gained or the time is over. The default is measured first, whatever the time.
+        """Search until nothing is gained or the time is over. The default is measured first, and what the heuristic makes
+        of it, whatever the time.
 
         Without `structural` the module stays the one that the spec's defaults emit.
         """
         whole, found = self._time_left(), self.found
+        structural = structural and bool(self._space.structural)
         self._try([Candidate()], always=True)
         found.default = found.best
         if found.default is None:
             return found
         guessed = self._space.guessed(self._device.multiprocessors)
-        self._try([guessed])
+        self._try([guessed], always=True)
         found.heuristic = next((m for m in found.measured if m.candidate == guessed), None)
-        self._climb(structural=False, until=whole / 2 if structural else 0.0)
+        found.finished = self._climb(structural=False, until=whole / 2 if structural else 0.0)
         if structural:
-            self._try(self.starts((found.best or found.default).candidate))
-            self._climb(structural=True, until=0.0)
-        found.finished = self._time_left() > 0
+            self._vary((found.best or found.default).candidate)
+            found.finished = self._climb(structural=True, until=0.0)
         self._confirm()
         return found
 
@@ -144,18 +151,32 @@ class Search:
             found.default = new if found.default is old else found.default
             found.heuristic = new if found.heuristic is old else found.heuristic
 
-    def _climb(self, structural: bool, until: float) -> None:
-        """Rounds from the best candidate, until one finds nothing or less than `until` seconds are left."""
-        self._reserve = until
-        improved = True
-        while improved and self._go_on() and (best := self.found.best) is not None:
-            self._try(self._space.neighbours(best.candidate, structural))
+    def _vary(self, best: Candidate) -> None:
+        """Every other value of the structural knobs alone, and then every two of them, those first that were fast alone;
+        the rest as in `best`.
+        """
+        before = len(self.found.measured)
+        self._try(self._space.varied(best))
+        for measured in sorted(self.found.measured[before:], key=_time):
+            if self._go_on():
+                self._try(self._space.varied(measured.candidate))
+
+    def _climb(self, structural: bool, until: float) -> bool:
+        """Rounds from the best candidate, until one finds nothing or less than `until` seconds are left; whether one found
+        nothing. A round leaves time for joining its moves, and is taken up again if there was nothing to join.
+        """
+        while (left := self._time_left() - until) > 0 and (best := self.found.best) is not None:
+            self._reserve = until + min(SECONDS_JOINING, left / 2)
+            whole = self._try(self._space.neighbours(best.candidate, structural))
+            self._reserve = until
             self._join(best)
-            improved = self.found.best is not best
-        self._reserve = 0.0
+            self._reserve = 0.0
+            if whole and self.found.best is best:
+                return True
+        return False
 
     def estimates(self, candidates: Iterable[Candidate], always: bool = False) -> list[Estimate]:
-        """Those candidates that are worth compiling, the most promising by the model first; notes why others are not."""
+        """Those candidates that are worth compiling, in the order given; notes why others are not."""
         estimates = []
         for candidate in candidates:
             if candidate in self._seen:
@@ -179,52 +200,55 @@ class Search:
             if estimate.seconds > limit:
                 why = f"{estimate.seconds * 1e6:.0f} us by the model, {limit * 1e6:.0f} allowed"
                 self._note(Removed(estimate.candidate, "slow by the model", why), 0)
-        return sorted((e for e in estimates if e.seconds <= limit), key=lambda e: e.seconds)
+        return [e for e in estimates if e.seconds <= limit]
 
-    def starts(self, best: Candidate) -> Iterator[Candidate]:
-        """Every other value of the structural knobs alone, and every two of them, the rest as in `best`."""
-        alone = [c for c in self._space.neighbours(best) if c.structure != best.structure]
-        yield from alone
-        for candidate in alone:
-            if isinstance(estimated(self._space, candidate, self._call, self._device), Estimate):
-                yield from (c for c in self._space.neighbours(candidate) if c.structure != candidate.structure)
-
-    def _try(self, candidates: Iterable[Candidate], always: bool = False) -> None:
-        """Compile and measure what is worth it, while there is time."""
+    def _try(self, candidates: Iterable[Candidate], always: bool = False) -> bool:
+        """Compile and measure what is worth it, while there is time; whether there was time for all."""
         estimates = self.estimates(candidates, always)
         go_on = _always if always else self._go_on
-        waiting = len(estimates)
-        if not waiting or not go_on():
+        waiting = dict(enumerate(estimates))
+        if waiting and go_on():
+            for place, answers in self._compiler.compiled([e.requests for e in estimates], go_on):
+                self._look_at(waiting.pop(place), answers, always, len(waiting))
+                if not go_on():
+                    break
+        for estimate in waiting.values():  # to be tried again if time comes
+            self._seen.discard(estimate.candidate)
+            self._launched.discard(estimate.identity)
+            self.found.considered -= 1
+        return not waiting
+
+    def _look_at(self, estimate: Estimate, answers: tuple[Answer, ...], always: bool, waiting: int) -> None:
+        """Measure a compiled candidate, if the compiler's answers do not speak against it."""
+        bad = next(filter(None, map(self._judged, answers, estimate.requests)), None)
+        if bad and not always:  # what calls run with runs as it is
+            self._note(Removed(estimate.candidate, *bad), waiting)
             return
-        for place, answers in self._compiler.compiled([e.requests for e in estimates], go_on):
-            waiting -= 1
-            estimate = estimates[place]
-            bad = next(filter(None, map(self._judged, answers, estimate.requests)), None)
-            if bad and not always:  # the default runs as it is
-                self._note(Removed(estimate.candidate, *bad), waiting)
-                continue
-            best = self.found.best
-            timed = self._measure(estimate, _time(best) if best else math.inf)
-            if isinstance(timed, Removed):
-                self._note(timed, waiting)
-            else:
-                measured = Measured(estimate.candidate, timed, estimate)
-                self.found.measured.append(measured)
-                self._heard(measured, waiting)
-            if not go_on():
-                return
+        best = self.found.best
+        timed = self._measure(estimate, _time(best) if best else math.inf)
+        if isinstance(timed, Removed):
+            self._note(timed, waiting)
+        else:
+            measured = Measured(estimate.candidate, timed, estimate)
+            self.found.measured.append(measured)
+            self._heard(measured, waiting)
 
     def _join(self, start: Measured) -> None:
-        """Move the knobs together that were faster alone, the best first, keeping each that helps."""
+        """Move the knobs together that were faster alone: the best with each other one, and the best two, three and so on.
+
+        All at once, since the compilers work side by side; what another order would find is for the next round.
+        """
         moves: dict[str, Move] = {}
         for measured in sorted((m for m in self.found.measured if _time(m) < GAIN * _time(start)), key=_time):
             move = _move(start.candidate, measured.candidate)
             if move is not None:
                 moves.setdefault(move[0], move)
-        for move in list(moves.values())[1 : MOST_JOINED + 1]:
-            best = self.found.best
-            if best is not None and self._go_on():
-                self._try([self._space.fitting(best.candidate.moved(*move))])
+        best = list(moves.values())[:MOST_JOINED]
+        sets = [best[:n] for n in range(2, len(best) + 1)] + [[best[0], move] for move in best[2:]]
+        self._try([reduce(self._moved, several, start.candidate) for several in sets])
+
+    def _moved(self, candidate: Candidate, move: Move) -> Candidate:
+        return self._space.fitting(candidate.moved(*move))
 
     def _judged(self, answer: Answer, request: CompileRequest) -> tuple[str, str] | None:
         return compiled_badly(answer, request, self._device)

@@ -1,16 +1,14 @@
-"""The space that a search goes through: every knob of a form with its alternatives, and candidates, which are points of it.
+"""The space that a search goes through: the knobs of `knob_space` as a search moves them, and candidates, its points.
 
-*Structural* knobs change the text of the module and are set as `--config` sets them; *numeric* ones are fields of the
-emitted Config. Which there are is asked of the form and of each module: nothing here belongs to one spec. What changes
-the accuracy (the precision of a product) is the user's choice and no knob of a search.
+*Structural* knobs change the text of the module and are set as `--config` sets them; the others are fields of the emitted
+Config. What changes the accuracy (the precision of a product) is the user's choice: it moves only if it is asked for.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,9 +20,8 @@ from ssdgen.emit.support._tuned import heuristic, shape_of
 from ssdgen.files import write_all
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.plan import Plan
-from ssdgen.ir.schedule import PRODUCTS
-from ssdgen.plan import plan
-from ssdgen.plan.settings import YES_NO, configure
+from ssdgen.plan import SpaceKnob, configure, knob_space, plan
+from ssdgen.plan.settings import NO_PRODUCT, structure
 from ssdgen.run.inputs import DTYPES, Dtype
 from ssdgen.run.load import load_file
 
@@ -32,65 +29,34 @@ Value = int | str
 Values = tuple[tuple[str, Value], ...]
 
 
-def _plans(form: ChunkForm) -> Iterable[str]:
-    return form.recurrence.layer.schedule.plan
+def _near(knob: str, here: str, there: str) -> bool:
+    """Whether a round tries the value `there` of a structural knob that stands at `here`: any, but of the products that are
+    swapped one less or one more, or none.
+    """
+    if knob != "swap" or there == NO_PRODUCT:
+        return True
+    return len({*here.split(","), NO_PRODUCT} ^ {*there.split(","), NO_PRODUCT}) == 1
 
 
-def _swaps(form: ChunkForm) -> Iterable[str]:
-    subsets = (subset for n in range(len(PRODUCTS) + 1) for subset in combinations(PRODUCTS, n))
-    return (",".join(subset) or "none" for subset in subsets)
+def searched(form: ChunkForm, only: Sequence[str] = ()) -> tuple[SpaceKnob, ...]:
+    """The knobs that a search of `form` moves: all but those of accuracy, or just those that `only` names.
 
-
-def _one_product_apart(here: str, there: str) -> bool:
-    """Whether two subsets differ in one product; none at all is near to all of them."""
-    return there == "none" or len({*here.split(","), "none"} ^ {*there.split(","), "none"}) == 1
-
-
-@dataclass(frozen=True, slots=True)
-class Structural:
-    """A knob of the text: every value that it may have, and which of them a round tries from where it stands."""
-
-    name: str
-    values: Callable[[ChunkForm], Iterable[str]]
-    near: Callable[[str, str], bool] = lambda here, there: True
-
-
-STRUCTURAL: tuple[Structural, ...] = (
-    Structural("plan", _plans),
-    Structural("swap", _swaps, _one_product_apart),
-    Structural("weighted", lambda form: ("row", "column")),
-    Structural("persistent", lambda form: ("no", "yes")),
-)
-"""The structural knobs in the order in which they are searched; values that `configure` does not take for a form are left
-out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ladder:
-    """The values of the fields whose name is `name`, or begins with it if it ends with `_`."""
-
-    name: str
-    values: tuple[int, ...]
-    declared: str = ""
-    """The part of a schedule whose alternatives are added."""
-
-    def fits(self, field: str) -> bool:
-        """Whether `field` is one of its fields."""
-        return field.startswith(self.name) if self.name.endswith("_") else field == self.name
-
-
-LADDERS: tuple[Ladder, ...] = (
-    Ladder("chunk", (32, 64, 128), "chunk"),
-    Ladder("share_scores_from", (0, 1)),
-    Ladder("occupancy_", (0, 1, 2, 3, 4), "occupancy"),
-    Ladder("warps_", (0, 4, 8)),
-    Ladder("state_tile_", (32, 64, 128, 256), "state_tile"),
-    Ladder("tile_", (1, 2, 4, 8, 16, 32, 64, 128, 256), "tile"),
-    Ladder("segments", (0, 1, 2, 4, 8, 16, 32, 64)),
-    Ladder("latency_", (1, 2, 3, 4, 5, 6, 8), "latency"),
-    Ladder("state_latency_", (1, 2, 3, 5), "state_latency"),
-)
-"""The numeric knobs in the order in which they are searched: those that change most first."""
+    A word of `only` is a knob's name or the beginning of several (`latency` is every `latency_NAME`). UserError if it is
+    neither.
+    """
+    knobs = knob_space(form)
+    if not only:
+        return tuple(k for k in knobs if k.kind != "accuracy")
+    chosen: set[str] = set()
+    for word in only if knobs else ():
+        exact = {k.name for k in knobs if k.name == word}
+        named = exact or {k.name for k in knobs if k.name.startswith(f"{word}_")}
+        if not named:
+            stems = dict.fromkeys(k.name for k in knobs)
+            hint = f"it has {', '.join(stems)}, and the beginnings of these, as latency"
+            raise UserError(f"{form.recurrence.layer.name} has no knob `{word}` to search", hint)
+        chosen |= named
+    return tuple(k for k in knobs if k.name in chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +94,25 @@ class Variant:
 
 
 class Space:
-    """The space of a form for inputs of one dtype and one shape. Modules are emitted when they are first asked for."""
+    """The space of a form for inputs of one dtype and one shape, of all knobs or those that `only` names as `searched` has
+    it. Modules are emitted when they are first asked for.
+    """
 
-    def __init__(self, form: ChunkForm, dtype: Dtype, sizes: Mapping[str, int], folder: Path) -> None:
+    def __init__(
+        self, form: ChunkForm, dtype: Dtype, sizes: Mapping[str, int], folder: Path, only: Sequence[str] = ()
+    ) -> None:
         self.form = form
         self.dtype = dtype
         self.sizes = sizes
         self._folder = folder
         self._variants: dict[tuple[tuple[str, str], ...], Variant | str] = {}
-        self.structural: dict[str, tuple[str, ...]] = {}
-        for knob in STRUCTURAL:
-            allowed = tuple(v for v in knob.values(form) if self._takes(knob.name, v))
-            if len(allowed) > 1:
-                self.structural[knob.name] = allowed
+        knobs = [k for k in searched(form, only) if len(k.values) > 1]  # a layout of what callers pass has one
+        self.structural = {k.name: k.values for k in knobs if k.kind == "structural"}
+        self._fields: dict[str, tuple[Value, ...]] = {
+            k.name: tuple(map(int, k.values)) if k.kind == "numeric" else k.values
+            for k in knobs
+            if k.kind != "structural"
+        }
 
     def variant(self, candidate: Candidate) -> Variant:
         """The module of a candidate. Raises UserError where the form has no kernels at that point."""
@@ -157,32 +129,34 @@ class Space:
         default = self.variant(candidate).module.CONFIGS[DTYPES[self.dtype]]
         return replace(default, **dict(candidate.fields))
 
-    def numeric(self, candidate: Candidate) -> dict[str, tuple[int, ...]]:
-        """The numeric knobs of a candidate's module with their alternatives, those in place included."""
+    def numeric(self, candidate: Candidate) -> dict[str, tuple[Value, ...]]:
+        """The knobs that are fields of a candidate's Config with their alternatives, in the order of the search."""
         default = self.variant(candidate).module.CONFIGS[DTYPES[self.dtype]]
-        found: dict[str, tuple[int, ...]] = {}
-        for ladder in LADDERS:
-            for name in (f.name for f in fields(default)):
-                if name not in found and _ladder(name) == ladder:
-                    found[name] = self._values(name, ladder, default)
+        known = {f.name for f in fields(default)}
+        found = {
+            name: tuple(v for v in values if _accepted(default, name, v))
+            for name, values in self._fields.items()
+            if name in known
+        }
         return {name: values for name, values in found.items() if len(values) > 1}
 
     def neighbours(self, candidate: Candidate, structural: bool = True) -> Iterator[Candidate]:
         """Every candidate that differs from this one in one knob, the structural ones first if they are to move."""
         if structural:
-            yield from self._structural_neighbours(candidate)
+            yield from self.varied(candidate)
         config = self.config(candidate)
         for knob, values in self.numeric(candidate).items():
             yield from (candidate.moved(knob, v, False) for v in values if v != getattr(config, knob))
 
-    def _structural_neighbours(self, candidate: Candidate) -> Iterator[Candidate]:
-        here = configure(self.form, dict(candidate.structure))
-        for knob in STRUCTURAL:
-            for word in self.structural.get(knob.name, ()):
-                moved = candidate.moved(knob.name, word, structural=True)
-                config = configure(self.form, dict(moved.structure))
-                if config != here and knob.near(_word(getattr(here, knob.name)), word):
-                    yield self.fitting(moved)
+    def varied(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Every candidate that differs from this one in one structural knob. There may be no module there: not every
+        combination is one.
+        """
+        here = structure(configure(self.form, dict(candidate.structure)))
+        for knob, words in self.structural.items():
+            for word in words:
+                if word != here[knob] and _near(knob, here[knob], word):
+                    yield self.fitting(candidate.moved(knob, word, structural=True))
 
     def guessed(self, multiprocessors: int) -> Candidate:
         """What the default module runs with where no table has the shape."""
@@ -208,26 +182,11 @@ class Space:
             total *= len(values)
         return total
 
-    def _takes(self, knob: str, value: str) -> bool:
-        try:
-            configure(self.form, {knob: value})
-        except UserError:
-            return False
-        return True
-
-    def _values(self, name: str, ladder: Ladder, default: Any) -> tuple[int, ...]:
-        schedule = self.form.recurrence.layer.schedule
-        declared: tuple[int, ...] = ()
-        if ladder.declared == "chunk":
-            declared = schedule.chunk
-        elif ladder.declared:
-            choices = {c.name: c.values for c in getattr(schedule, ladder.declared)}
-            declared = choices.get(name.removeprefix(ladder.name), ())
-        values = sorted({*ladder.values, *declared, getattr(default, name)})
-        return tuple(v for v in values if _accepted(default, name, v))
-
     def _emitted(self, settings: dict[str, str]) -> Variant | str:
-        planned = plan(self.form, configure(self.form, settings))
+        try:
+            planned = plan(self.form, configure(self.form, settings))
+        except UserError as error:  # knobs that exclude each other
+            return error.message
         if planned.refused:
             return planned.refused
         source = emit(planned)
@@ -238,21 +197,7 @@ class Space:
         return Variant(planned, load_file(folder / f"{source.name}.py"), source.text)
 
 
-def _word(value: object) -> str:
-    """A structural setting as `--config` writes it."""
-    return (
-        (",".join(value) or "none")
-        if isinstance(value, tuple)
-        else (YES_NO[value] if isinstance(value, bool) else str(value))
-    )
-
-
-def _ladder(field: str) -> Ladder | None:
-    """The ladder of a field: the longest name that fits (`state_tile_n` is no `tile_`)."""
-    return max((ladder for ladder in LADDERS if ladder.fits(field)), key=lambda l: len(l.name), default=None)
-
-
-def _accepted(config: Any, name: str, value: int) -> bool:
+def _accepted(config: Any, name: str, value: Value) -> bool:
     try:
         replace(config, **{name: value})
     except (ValueError, TypeError):

@@ -20,16 +20,20 @@ from ssdgen.run.inputs import Case, Dtype, dtype_of, takes
 from ssdgen.run.recorded import Call
 from ssdgen.run.tune.compile import CACHE_VARIABLE, Compiler
 from ssdgen.run.tune.device import H200, Device
-from ssdgen.run.tune.measure import Measurer
+from ssdgen.run.tune.measure import Measurer, probed
 from ssdgen.run.tune.prune import Estimate, Removed, compiled_badly, estimated
 from ssdgen.run.tune.remote import Remote
 from ssdgen.run.tune.search import Found, Measured, Search
-from ssdgen.run.tune.space import Candidate, Space
+from ssdgen.run.tune.space import Candidate, Space, Value
 from ssdgen.run.tune.table import add, user_table
 from ssdgen.run.tune.worker import Setup
 
 SECONDS = 50.0
 """The default budget of a shape: with the start of the processes, under a minute."""
+
+SECONDS_STRUCTURAL = 30.0
+"""With less for a shape structural knobs stay as they are, unless they are asked for: each of their values is another module,
+all kernels of which have to be compiled."""
 
 ENOUGH = 5
 """A structural variant of which fewer candidates were measured gets no entry, unless it is the default or the best."""
@@ -58,7 +62,7 @@ class Preview:
     sizes: Mapping[str, int]
     device: Device
     structural: Mapping[str, tuple[str, ...]]
-    numeric: Mapping[str, tuple[int, ...]]
+    numeric: Mapping[str, tuple[Value, ...]]
     points: int
     considered: int
     candidates: tuple[Estimate, ...]
@@ -94,6 +98,7 @@ def preview(
     *,
     dtype: Dtype = "bf16",
     optional: Sequence[str] = (),
+    only: Sequence[str] = (),
     device: Device = H200,
     compiles: bool = False,
     jobs: int | None = None,
@@ -105,13 +110,16 @@ def preview(
     """
     layer = form.recurrence.layer
     case = _case(layer, shape, dtype, optional)
-    space = Space(form, dtype, case.sizes, _folder())
+    space = Space(form, dtype, case.sizes, _folder(), only)
     search = Search(space, _call(layer, case), device, _NoCompiler(), _nothing_measured, lambda: 1.0, heard)
     start = Candidate()
-    _check_kernels(space)
+    _check_kernels([space])
     estimates = search.estimates([start], always=True)
     estimates += search.estimates(space.neighbours(start, structural=False))
-    estimates += search.estimates(search.starts(start))
+    alone = search.estimates(space.varied(start))
+    estimates += alone
+    for estimate in alone:
+        estimates += search.estimates(space.varied(estimate.candidate))
     removed = list(search.found.removed)
     if compiles:
         with Compiler(device.arch, jobs, _folder() / "kernels") as compiler:
@@ -144,6 +152,7 @@ def tune(
     *,
     dtype: Dtype = "bf16",
     optional: Sequence[str] = (),
+    only: Sequence[str] = (),
     seconds: float = SECONDS,
     jobs: int | None = None,
     structural: bool = True,
@@ -156,47 +165,61 @@ def tune(
     Inputs are `dtype`, with the `optional` ones passed. Each shape takes about `seconds`: candidates are compiled by `jobs`
     processes (one a core if None) and measured in a process of their own, under a CUDA graph and with the L2 cache
     flushed; a result that is wrong, or a process that dies, costs that candidate alone. Without `structural` the module
-    stays as the spec's defaults emit it. The best of each structural variant goes into the user's tuning table, or
-    into the file `to`; modules find it at their next call.
+    stays as the spec's defaults emit it, and so it does in less than SECONDS_STRUCTURAL. With `only` just those knobs move
+    that it names (see `searched`), of whatever kind. The best of each structural variant goes into the user's tuning table, or
+    into the file `to`, as soon as the search of its shape ends; modules find it at their next call.
 
-    Raises UserError without a GPU or compiler, for a shape or input the layer does not have, and if the default fails.
+    Raises UserError without a GPU or compiler, for a shape, input or knob the layer does not have, and if the default fails.
     """
     layer = form.recurrence.layer
     cases = [_case(layer, shape, dtype, optional) for shape in shapes]
     if not torch.cuda.is_available():
         raise UserError("there is no CUDA device here to measure on", "--dry-run shows the search without one")
-    path = to or user_table(layer.name)
+    path, kernels = to or user_table(layer.name), _folder() / "kernels"
+    spaces = [Space(form, dtype, case.sizes, _folder(), only) for case in cases]
+    _check_kernels(spaces)
+    structural = structural and (seconds >= SECONDS_STRUCTURAL or bool(only))
     results = []
-    for case in cases:
-        space = Space(form, dtype, case.sizes, _folder())
-        _check_kernels(space)
-        device, found = _searched(space, case, time.monotonic() + seconds, jobs, structural, heard)
-        if found.default is None:
-            why = found.removed[0].why if found.removed else "nothing was measured"
-            raise UserError(f"the default configuration has no speed at this shape: {why}", "ssdgen verify the spec")
-        entries = entries_of(space, case, device, found)
-        add(path, entries)
-        results.append(Tuned(case.sizes, device, found, entries, path))
+    with Remote({CACHE_VARIABLE: str(kernels)}) as remote:
+        device = probed(remote)
+        with Compiler(device.arch, jobs, kernels) as compiler:
+            for case, space in zip(cases, spaces, strict=True):
+                machine = Machine(device, remote, compiler, time.monotonic() + seconds)
+                found = _searched(space, case, machine, structural, heard)
+                entries = entries_of(space, case, device, found)
+                add(path, entries)
+                results.append(Tuned(case.sizes, device, found, entries, path))
     return tuple(results)
 
 
-def _searched(
-    space: Space, case: Case, until: float, jobs: int | None, structural: bool, heard: Heard
-) -> tuple[Device, Found]:
-    """A search on the GPU here, in processes that end with it."""
-    layer = space.form.recurrence.layer
-    kernels = _folder() / "kernels"
-    with Remote({CACHE_VARIABLE: str(kernels)}) as remote:
-        start = Candidate()
-        measurer = Measurer(remote, Setup(layer, case, str(space.variant(start).module.__file__)))
-        device, call = measurer.device(), _call(layer, case)
-        with Compiler(device.arch, jobs, kernels) as compiler:
-            default = estimated(space, start, call, device)
-            if isinstance(default, Estimate):  # in parallel, before the setup launches it
-                list(compiler.compiled([default.requests]))
-            measurer.start()
-            search = Search(space, call, device, compiler, measurer, lambda: until - time.monotonic(), heard)
-            return device, search.run(structural)
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the searches of several shapes have in common, a GPU with its processes, and when the one at work has to end."""
+
+    device: Device
+    remote: Remote
+    compiler: Compiler
+    until: float
+
+    def time_left(self) -> float:
+        """The seconds until then."""
+        return self.until - time.monotonic()
+
+
+def _searched(space: Space, case: Case, machine: Machine, structural: bool, heard: Heard) -> Found:
+    """A search on `machine`. Raises UserError if the default has no speed."""
+    layer, device, compiler, start = space.form.recurrence.layer, machine.device, machine.compiler, Candidate()
+    call = _call(layer, case)
+    measurer = Measurer(machine.remote, Setup(layer, case, str(space.variant(start).module.__file__)))
+    default = estimated(space, start, call, device)
+    if isinstance(default, Estimate):  # in parallel, before the setup launches it
+        list(compiler.compiled([default.requests]))
+    measurer.start()
+    found = Search(space, call, device, compiler, measurer, machine.time_left, heard).run(structural)
+    if found.default is None:
+        why = found.removed[0].why if found.removed else "nothing was measured"
+        raise UserError(f"the default configuration has no speed at this shape: {why}", "ssdgen verify the spec")
+    return found
 
 
 def entries_of(space: Space, case: Case, device: Device, found: Found) -> tuple[Entry, ...]:
@@ -221,7 +244,8 @@ def _entry(space: Space, case: Case, device: Device, found: Found, fastest: Meas
     dtypes = tuple(dtype_of(layer, layer.tensor(name), case) for name in key_inputs(layer, leader))
     shape, present = shape_of(module.LAYER, case.sizes).text, _call(layer, case).present
     key = Key(module.SPEC_DIGEST, variant, present, device.name, compiler_version(), dtype_names(dtypes), shape)
-    config = {name: value for name, value in vars(space.config(fastest.candidate)).items() if isinstance(value, int)}
+    every, moved = vars(space.config(fastest.candidate)), dict(fastest.candidate.fields)
+    config = {name: v for name, v in every.items() if isinstance(v, int) or name in moved}  # precisions if searched
     measured: dict[str, Any] = {"microseconds": round(fastest.timed.microseconds, 2), "sizes": dict(case.sizes)}
     if found.default is not None:
         measured["default_microseconds"] = round(found.default.timed.microseconds, 2)
@@ -247,12 +271,13 @@ def _call(layer: Layer, case: Case) -> Call:
     return Call(case.sizes, case.dtype, present, tuple((name, len(axes)) for name, axes in case.forms.items()))
 
 
-def _check_kernels(space: Space) -> None:
-    try:
-        space.variant(Candidate())
-    except UserError as error:
-        name = space.form.recurrence.layer.name
-        raise UserError(f"{name} has no kernels to tune: {error.message}") from error
+def _check_kernels(spaces: Sequence[Space]) -> None:
+    for space in spaces:
+        try:
+            space.variant(Candidate())
+        except UserError as error:
+            name = space.form.recurrence.layer.name
+            raise UserError(f"{name} has no kernels to tune: {error.message}") from error
 
 
 def _folder() -> Path:

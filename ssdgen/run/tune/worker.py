@@ -165,7 +165,8 @@ class Server:
             if isinstance(task, Probe):
                 return here()
             if isinstance(task, Setup):
-                self._bench = None  # its memory first
+                self._bench = None  # its memory first, also that of its graphs
+                torch.cuda.empty_cache()
                 self._bench = Bench(task)
                 return self._bench.device
             assert self._bench is not None

@@ -12,7 +12,7 @@ import pytest
 
 from ssdgen.diagnostics import UserError
 from ssdgen.run.tune.device import H200
-from ssdgen.run.tune.measure import Measurer
+from ssdgen.run.tune.measure import Measurer, probed
 from ssdgen.run.tune.prune import Estimate, Removed
 from ssdgen.run.tune.remote import Died, Remote
 from ssdgen.run.tune.space import Candidate
@@ -59,7 +59,7 @@ def measurer(remote: Remote, setup: Any = "setup", seconds: float = 30.0) -> Mea
 
 def test_a_death_costs_one_candidate(remote: Remote) -> None:
     measure = measurer(remote)
-    assert measure.device() == H200
+    assert probed(remote) == H200
     measure.start()
     results = [measure(candidate(do)) for do in ("time", "die", "time", "lose", "wrong", "time")]
     assert [r.step if isinstance(r, Removed) else r.microseconds for r in results] == [

@@ -16,20 +16,22 @@ from ssdgen.run.tune.prune import Estimate, Removed
 from ssdgen.run.tune.search import Found, Search
 from ssdgen.run.tune.space import Candidate, Space
 from ssdgen.run.tune.worker import Timed
+from tests.run.tune import test_search
 
 GOOD: dict[str, int] = {"chunk": 128, "latency_B": 5, "occupancy_compute_out": 3}
 
 
 class Compiler:
-    """Compiles everything at once but kernels of chunk 32, and counts."""
+    """Compiles everything at once but kernels of chunk 32, the last first unless `ordered`, and counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, ordered: bool = False) -> None:
         self.sets = 0
+        self.step = 1 if ordered else -1
 
     def compiled(
         self, wanted: Sequence[tuple[CompileRequest, ...]], go_on: Callable[[], bool]
     ) -> Iterator[tuple[int, tuple[Answer, ...]]]:
-        for place in reversed(range(len(wanted))):
+        for place in range(len(wanted))[:: self.step]:
             self.sets += 1
             yield place, tuple(self._answer(r) for r in wanted[place])
 
@@ -58,12 +60,12 @@ class Measure:
 
 
 def search(
-    space: Space, call: Call, monkeypatch: Any, seconds: float = 1e9, structural: bool = True
+    space: Space, call: Call, monkeypatch: Any, seconds: float = 1e9, structural: bool = True, ordered: bool = False
 ) -> tuple[Found, Measure]:
     monkeypatch.setattr(prune, "read_cubin", lambda cubin: _Used)
     measure = Measure(space)
     clock = iter(range(1_000_000))
-    found = Search(space, call, H200, Compiler(), measure, lambda: seconds - next(clock)).run(structural)
+    found = Search(space, call, H200, Compiler(ordered), measure, lambda: seconds - next(clock)).run(structural)
     return found, measure
 
 
@@ -109,11 +111,65 @@ def test_the_wrong_and_the_uncompiled_have_no_speed_and_a_reason(space: Space, c
     assert found.steps()["wrong result"] >= 1
 
 
+def test_what_there_was_no_time_for_is_tried_when_there_is(space: Space, call: Call, monkeypatch: Any) -> None:
+    """The half of the time that is the shipped module's ends in the middle of a round: the rest of it is not forgotten."""
+    monkeypatch.setattr(test_search, "GOOD", {"warps_compute_out": 4})
+    monkeypatch.setattr(Space, "varied", lambda self, candidate: iter(()))
+    found, _ = search(space, call, monkeypatch, seconds=130, ordered=True)
+    assert found.best is not None
+    assert dict(found.best.candidate.fields) == test_search.GOOD
+    assert found.considered == len(found.measured) + len(found.removed)
+
+
 def test_the_default_is_measured_whatever_the_time(space: Space, call: Call, monkeypatch: Any) -> None:
     found, measure = search(space, call, monkeypatch, seconds=0.0)
     assert measure.asked == [Candidate()]
     assert found.default is found.best is not None
     assert not found.finished
+
+
+def test_what_matters_most_comes_first_where_time_is_short(space: Space, call: Call, monkeypatch: Any) -> None:
+    """The model gives most candidates the same time: their order is that of the space, whatever it thinks."""
+    found, measure = search(space, call, monkeypatch, seconds=25, structural=False, ordered=True)
+    assert not found.finished
+    moved = list(dict.fromkeys(c.fields[0][0] for c in measure.asked if len(c.fields) == 1))
+    assert 1 < len(moved) < len(space.numeric(Candidate()))
+    assert moved == [name for name in space.numeric(Candidate()) if name in moved]
+    assert moved[0] == "segments"
+
+
+def test_a_round_leaves_time_to_join_its_moves(space: Space, call: Call, monkeypatch: Any) -> None:
+    """Single moves that helped are of no use if the time is over before any two of them are tried together."""
+    monkeypatch.setattr(test_search, "GOOD", {"segments": 2, "latency_x": 5, "latency_B": 5})
+    found, measure = search(space, call, monkeypatch, seconds=32, structural=False, ordered=True)
+    assert not found.finished
+    assert "chunk=128" not in set(map(str, measure.asked)), "the first round was not complete"
+    assert found.best is not None
+    assert dict(found.best.candidate.fields) == test_search.GOOD
+
+
+def test_moves_are_joined_side_by_side(space: Space, call: Call, monkeypatch: Any) -> None:
+    """What is joined is compiled in one go: one after the other would leave all compilers but one idle."""
+    monkeypatch.setattr(prune, "read_cubin", lambda cubin: _Used)
+    sizes = []
+
+    class Noting(Compiler):
+        def compiled(self, wanted: Any, go_on: Any) -> Iterator[tuple[int, tuple[Answer, ...]]]:
+            sizes.append(len(wanted))
+            return super().compiled(wanted, go_on)
+
+    found = Search(space, call, H200, Noting(), Measure(space), lambda: 1e9).run(structural=False)
+    assert found.best is not None
+    assert dict(found.best.candidate.fields) == GOOD
+    assert sizes[2] == 3, "of three moves the first two, all, and the first with the third"
+    assert len(sizes) == 4, "the default, a round, its moves, a round that finds nothing"
+
+
+def test_the_heuristics_choice_is_measured_whatever_the_time(space: Space, call: Call, monkeypatch: Any) -> None:
+    narrow = Space(space.form, "bf16", {**space.sizes, "p": 32}, space._folder)
+    found, measure = search(narrow, replace(call, sizes={**call.sizes, "p": 32}), monkeypatch, seconds=0.0)
+    assert len(measure.asked) == 2
+    assert found.heuristic is not None
 
 
 def test_half_of_the_time_is_for_the_module_that_is_shipped(space: Space, call: Call, monkeypatch: Any) -> None:

@@ -94,12 +94,24 @@ def test_each_variant_that_was_searched_gets_its_best(space: Space) -> None:
     assert entries["plan=single_walk"].config["chunk"] == 128
 
 
+def test_a_precision_that_was_searched_is_kept(space: Space, tmp_path: Path) -> None:
+    case = _case(space.form.recurrence.layer, SIZES, "bf16", ())
+    narrow = Space(space.form, "bf16", SIZES, tmp_path, ["intra"])
+    results = found(narrow, (Candidate(), 100.0), (Candidate(fields=(("intra", "tf32x3"),)), 80.0))
+    (entry,) = entries_of(narrow, case, H200, results)
+    assert entry.config["intra"] == "tf32x3"
+    assert not {"scores", "carried", "state"} & set(entry.config), "those are the user's"
+
+
 def test_a_preview_needs_no_gpu_and_counts_everything(space: Space) -> None:
     p = preview(space.form, {"b": 4, "t": 16384, "h": 8})
     assert p.considered == len(p.candidates) + len(p.removed)
     assert p.points > 10**9
     assert p.candidates[0].candidate == Candidate()
-    assert {r.step for r in p.removed} >= {"computes padding"}
+    assert {r.step for r in p.removed} >= {"computes padding", "no kernels"}
+    assert any("does not go with persistent=yes" in r.why for r in p.removed)
+    published = {"plan": "three_kernel", "persistent": "yes"}
+    assert published in [dict(e.candidate.structure) for e in p.candidates]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
