@@ -128,6 +128,7 @@ def tune_preview(
     shape: Mapping[str, int],
     dtype: Dtype,
     optional: Sequence[str],
+    only: Sequence[str],
     compiles: bool,
     jobs: int | None,
     heard: Heard,
@@ -135,7 +136,7 @@ def tune_preview(
     """What `tune` would begin with, as far as that can be said without a GPU."""
     from ssdgen.run.tune import preview
 
-    return preview(form, shape, dtype=dtype, optional=optional, compiles=compiles, jobs=jobs, heard=heard)
+    return preview(form, shape, dtype=dtype, optional=optional, only=only, compiles=compiles, jobs=jobs, heard=heard)
 
 
 def tune(
@@ -143,6 +144,7 @@ def tune(
     shapes: Sequence[Mapping[str, int]],
     dtype: Dtype,
     optional: Sequence[str],
+    only: Sequence[str],
     seconds: float,
     jobs: int | None,
     structural: bool,
@@ -157,6 +159,7 @@ def tune(
         shapes,
         dtype=dtype,
         optional=optional,
+        only=only,
         seconds=seconds,
         jobs=jobs,
         structural=structural,

@@ -46,7 +46,13 @@ def tune(
     shape: Shapes = None,
     dtype: Annotated[str, typer.Option(help="The dtype of the inputs.")] = "bf16",
     optional: Annotated[str | None, typer.Option(help="Optional inputs that are passed, by commas.")] = None,
-    seconds: Annotated[float, typer.Option(min=1.0, help="The time for each shape.")] = 50.0,
+    fields: Annotated[
+        str | None,
+        typer.Option(help="Only these knobs move, by commas; latency is every latency_NAME.", metavar="KNOB,..."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, help="The time for each shape; under 30 the module stays as it is emitted.")
+    ] = 50.0,
     jobs: Jobs = None,
     numeric_only: Annotated[bool, typer.Option("--numeric-only", help="Keep the module as it is emitted.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the space and the pruning; needs no GPU.")] = False,
@@ -63,7 +69,7 @@ def tune(
     if not shapes:
         raise UserError("--shape is missing", "for example --shape b=4,t=16384,h=8")
     (kind,) = several(dtype, get_args(Dtype), "--dtype", most=1)
-    names = [name.strip() for name in (optional or "").split(",") if name.strip()]
+    names, only = _names(optional), _names(fields)
     with progress(f"tune {spec}") as step:
         form, _ = pipeline.derive(spec)
 
@@ -74,9 +80,9 @@ def tune(
             step(number, number + waiting, str(result.candidate))
 
         if dry_run:
-            previews = [pipeline.tune_preview(form, s, kind, names, compile, jobs, heard) for s in shapes]
+            previews = [pipeline.tune_preview(form, s, kind, names, only, compile, jobs, heard) for s in shapes]
         else:
-            tuned = pipeline.tune(form, shapes, kind, names, seconds, jobs, not numeric_only, to, heard)
+            tuned = pipeline.tune(form, shapes, kind, names, only, seconds, jobs, not numeric_only, to, heard)
     if dry_run:
         _show_previews(previews, json)
     else:
@@ -117,6 +123,10 @@ def warm(
     for w in broken:
         say(f"ssdgen: a call of {w.path.name} failed: {w.problem}")
     raise typer.Exit(1 if failed or slow or broken else 0)
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def _shapes(texts: Iterable[str] | None) -> list[dict[str, int]]:

@@ -41,6 +41,14 @@ def test_a_dry_run_for_programs(ssdgen: Command) -> None:
     assert all(len(d["candidates"]) + len(d["removed"]) == d["considered"] for d in data)
 
 
+def test_only_some_fields(ssdgen: Command) -> None:
+    shape = ("--shape", "b=4,t=16384,h=8")
+    (data,) = json.loads(ssdgen("tune", "mamba2", *shape, "--dry-run", "--json", "--fields", "latency, chunk").out)
+    assert data["structural"] == {}
+    assert set(data["numeric"]) == {"latency_x", "latency_B", "latency_C", "latency_scores", "chunk"}
+    assert data["points"] == 7**4 * 3
+
+
 @no_gpu
 def test_without_a_gpu_there_is_a_way_to_look(ssdgen: Command) -> None:
     result = ssdgen("tune", "mamba2", "--shape", "b=4,t=16384,h=8")
@@ -59,6 +67,7 @@ def test_without_a_gpu_there_is_a_way_to_look(ssdgen: Command) -> None:
         (("--shape", "b=4,t=16,h=8,w=2"), "has no axis `w`"),
         (("--shape", "b=4,t=16,h=8", "--optional", "w"), "has no optional input `w`"),
         (("--shape", "b=4,t=16,h=8", "--dtype", "f64"), "--dtype knows no `f64`"),
+        (("--shape", "b=4,t=16,h=8", "--fields", "latencies"), "mamba2 has no knob `latencies` to search"),
     ],
 )
 def test_mistakes_are_told(ssdgen: Command, arguments: tuple[str, ...], message: str) -> None:
@@ -77,8 +86,11 @@ def test_a_spec_has_no_kernels_to_warm(ssdgen: Command) -> None:
 class Compiler:
     """Compiles nothing, at once."""
 
+    started = 0
+
     def __init__(self, arch: str, *rest: object) -> None:
         assert arch == "sm_90"
+        Compiler.started += 1
 
     def __enter__(self) -> Compiler:
         return self
@@ -126,3 +138,20 @@ def test_a_search_for_programs_goes_to_the_users_table(ssdgen: Command) -> None:
     table = Path(first["table"])
     assert table.parent == cache_folder()
     assert len(parse(table.read_text())) == 2
+
+
+@pytest.mark.usefixtures("gpu")
+def test_little_time_goes_to_the_module_that_is_shipped(ssdgen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a shipped table: several shapes in one go share the processes, and no other module is looked at."""
+    monkeypatch.setattr(Compiler, "started", 0)
+    shapes = ("--shape", "b=4,t=16384,h=8", "--shape", "b=4,t=2048,h=8", "--shape", "b=4,t=2048,h=8,p=32")
+    results = json.loads(ssdgen("tune", "mamba2", *shapes, "--seconds", "12", "--json").out)
+    assert Compiler.started == 1
+    for r in results:
+        candidates = {m["candidate"] for m in r["measured"]}
+        assert {"default", "segments=2", "latency_x=5"} <= candidates
+        assert not any("plan=" in c or "swap=" in c for c in candidates)
+    assert results[-1]["heuristic"]["candidate"] == "state_tile_p=32 tile_p=32"
+    asked = ("--fields", "plan,latency_x", "--seconds", "12", "--json")
+    (result,) = json.loads(ssdgen("tune", "mamba2", *shapes[:2], *asked).out)
+    assert "plan=single_walk" in {m["candidate"] for m in result["measured"]}, "it was asked for"
