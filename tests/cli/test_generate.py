@@ -102,7 +102,9 @@ def test_an_empty_folder_name_is_not_the_current_folder(ssdgen: Command, command
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("name", ["__init__.py", "_cut.py", "_packed.py", "_runtime.py", "_tiles.py", "py.typed", "retnet.py"])
+@pytest.mark.parametrize(
+    "name", ["__init__.py", "_cut.py", "_packed.py", "_runtime.py", "_tiles.py", "py.typed", "retnet.py"]
+)
 def test_what_somebody_else_wrote_is_not_overwritten(ssdgen: Command, name: str) -> None:
     Path("out").mkdir()
     Path("out", name).write_text("# mine\n")
