@@ -311,21 +311,6 @@ def covering(size: int) -> int:
     return max(32, 1 << max(0, size - 1).bit_length())
 
 
-ConfigType = TypeVar("ConfigType")
-
-
-def chosen(
-    layer: Layer, config: ConfigType | None, defaults: Mapping[torch.dtype, ConfigType], dtype: torch.dtype
-) -> ConfigType:
-    """The configuration of a call: the caller's, or the default for the dtype; TypeError for what is no Config."""
-    if config is None:
-        return defaults.get(dtype, defaults[F32])
-    kind = type(defaults[F32])
-    if not isinstance(config, kind):
-        raise TypeError(f"{layer.name}: `config` must be a {layer.name}.{kind.__name__}, got {type(config).__name__}")
-    return config
-
-
 def check_config(layer: Layer, values: Mapping[str, Any]) -> None:
     """Check the fields of a Config; ValueError names the field, what it may be, and what came."""
     for name, value in values.items():

@@ -30,7 +30,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _packed
+from . import _cut, _packed, _tuned
 from . import _runtime as _rt
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, silu, softplus, store
 
@@ -349,7 +349,17 @@ def forward(
     )
     D = _rt.expand(LAYER.inputs[5], D, size, x)
     dt_bias = _rt.expand(LAYER.inputs[6], dt_bias, size, x)
-    config = _rt.chosen(LAYER, config, CONFIGS, x.dtype)
+    config = _tuned.chosen(
+        LAYER,
+        config,
+        CONFIGS,
+        digest=SPEC_DIGEST,
+        variant=VARIANT,
+        present=_tuned.present({"z": z, "packed": sequences}),
+        size=size,
+        dtypes=(x.dtype, dt.dtype),
+        x=x,
+    )
     if _rt.runs_kernels(x):
         found: tuple[Tensor, Tensor] = _cut.run(
             LAYER, _segmented, sequences, (x, dt, A, B, C, D, dt_bias, z), (float(dt_min), float(dt_max)), (S0,), size,
@@ -403,7 +413,7 @@ def _segmented(
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (
-            dt, A, dt_bias, step, decay_sum, _rt.given(cut.chunk_table, x), dt_min, dt_max, config.chunk, config.tile_h,
+            dt, A, dt_bias, step, decay_sum, cut.chunk_table, dt_min, dt_max, config.chunk, config.tile_h,
             sequences is not None,
         ),
     )
@@ -412,8 +422,8 @@ def _segmented(
             _rt.hinted(group_scores, config.occupancy_group_scores, config.warps_group_scores),
             (cut.lanes * cut.slots, size_g),
             (
-                B, C, shared_scores, _rt.given(cut.chunk_table, x), config.latency_C, config.latency_B,
-                _rt.PRECISION[config.scores], config.chunk, _rt.covering(size_n), sequences is not None,
+                B, C, shared_scores, cut.chunk_table, config.latency_C, config.latency_B, _rt.PRECISION[config.scores],
+                config.chunk, _rt.covering(size_n), sequences is not None,
             ),
             early=True,
         )
@@ -425,9 +435,9 @@ def _segmented(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            x, B, step, decay_sum, S_part, S_left, _rt.given(cut.segment_table, x), cut.per_segment,
-            config.state_latency_x, config.state_latency_B, _rt.PRECISION[config.state], config.state_latency_S,
-            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            x, B, step, decay_sum, S_part, S_left, cut.segment_table, cut.per_segment, config.state_latency_x,
+            config.state_latency_B, _rt.PRECISION[config.state], config.state_latency_S, config.chunk,
+            config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
         early=True,
     )
@@ -436,10 +446,10 @@ def _segmented(
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
             x, B, C, D, _rt.indexable(_rt.given(z, x)), _rt.given(S0, S_final), S_left, S_part, shared_scores,
-            decay_sum, step, _rt.given(cut.segment_table, x), y, S_final, cut.per_segment, config.latency_C,
-            config.latency_B, _rt.PRECISION[config.scores], config.latency_scores, _rt.PRECISION[config.carried],
-            config.latency_x, _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk,
-            _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None, shared, z is not None,
+            decay_sum, step, cut.segment_table, y, S_final, cut.per_segment, config.latency_C, config.latency_B,
+            _rt.PRECISION[config.scores], config.latency_scores, _rt.PRECISION[config.carried], config.latency_x,
+            _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p,
+            sequences is not None, S0 is not None, shared, z is not None,
         ),
         early=True,
     )

@@ -34,7 +34,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _packed
+from . import _cut, _packed, _tuned
 from . import _runtime as _rt
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, log_sigmoid, segment_at, sigmoid, store
 
@@ -347,7 +347,10 @@ def forward(
         {},
         (cu_seqlens, seq_idx, mask),
     )
-    config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
+    config = _tuned.chosen(
+        LAYER, config, CONFIGS, digest=SPEC_DIGEST, variant=VARIANT, present=_tuned.present({"packed": sequences}),
+        size=size, dtypes=(v.dtype, i.dtype, f.dtype), x=v,
+    )
     if _rt.runs_kernels(v):
         found: tuple[Tensor, Tensor, Tensor] = _cut.run(
             LAYER, _segmented, sequences, (q, k, v, i, f), (), (C0, N0), size, config
@@ -396,10 +399,7 @@ def _segmented(
     _rt.launch(
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
-        (
-            i, f, write, decay_sum, _rt.given(cut.chunk_table, v), float(size_n), config.chunk, config.tile_h,
-            sequences is not None,
-        ),
+        (i, f, write, decay_sum, cut.chunk_table, float(size_n), config.chunk, config.tile_h, sequences is not None),
     )
     _rt.launch(
         _rt.hinted(segment_states_C, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
@@ -409,8 +409,8 @@ def _segmented(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            k, v, write, decay_sum, C_part, C_left, _rt.given(cut.segment_table, v), cut.per_segment,
-            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            k, v, write, decay_sum, C_part, C_left, cut.segment_table, cut.per_segment, _rt.PRECISION[config.state],
+            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
         early=True,
     )
@@ -418,8 +418,8 @@ def _segmented(
         _rt.hinted(segment_states_N, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
         (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            k, write, decay_sum, N_part, N_left, _rt.given(cut.segment_table, v), cut.per_segment, config.chunk,
-            config.state_tile_n, sequences is not None,
+            k, write, decay_sum, N_part, N_left, cut.segment_table, cut.per_segment, config.chunk, config.state_tile_n,
+            sequences is not None,
         ),
         early=True,
     )
@@ -428,10 +428,9 @@ def _segmented(
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
             q, k, v, _rt.given(C0, C_final), _rt.given(N0, N_final), C_left, C_part, N_left, N_part, decay_sum, write,
-            _rt.given(cut.segment_table, v), y, C_final, N_final, cut.per_segment, config.latency_k,
-            _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra],
-            _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None,
-            C0 is not None, N0 is not None,
+            cut.segment_table, y, C_final, N_final, cut.per_segment, config.latency_k, _rt.PRECISION[config.scores],
+            _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra], _rt.PRECISION[config.state],
+            config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None, C0 is not None, N0 is not None,
         ),
         early=True,
     )

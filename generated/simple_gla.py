@@ -29,7 +29,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _packed
+from . import _cut, _packed, _tuned
 from . import _runtime as _rt
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, store
 
@@ -270,7 +270,10 @@ def forward(
         {},
         (cu_seqlens, seq_idx, mask),
     )
-    config = _rt.chosen(LAYER, config, CONFIGS, v.dtype)
+    config = _tuned.chosen(
+        LAYER, config, CONFIGS, digest=SPEC_DIGEST, variant=VARIANT, present=_tuned.present({"packed": sequences}),
+        size=size, dtypes=(v.dtype, g.dtype), x=v,
+    )
     if _rt.runs_kernels(v):
         found: tuple[Tensor, Tensor] = _cut.run(LAYER, _segmented, sequences, (q, k, v, g), (), (S0,), size, config)
         return found
@@ -306,7 +309,7 @@ def _segmented(
     _rt.launch(
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
-        (g, decay_sum, _rt.given(cut.chunk_table, v), config.chunk, config.tile_h, sequences is not None),
+        (g, decay_sum, cut.chunk_table, config.chunk, config.tile_h, sequences is not None),
     )
     _rt.launch(
         _rt.hinted(segment_states, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
@@ -316,8 +319,8 @@ def _segmented(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            k, v, decay_sum, S_part, S_left, _rt.given(cut.segment_table, v), cut.per_segment,
-            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            k, v, decay_sum, S_part, S_left, cut.segment_table, cut.per_segment, _rt.PRECISION[config.state],
+            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
         early=True,
     )
@@ -325,10 +328,10 @@ def _segmented(
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
-            q, k, v, _rt.given(S0, S_final), S_left, S_part, decay_sum, _rt.given(cut.segment_table, v), y, S_final,
-            float(size_n), cut.per_segment, config.latency_k, _rt.PRECISION[config.scores],
-            _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra], _rt.PRECISION[config.state],
-            config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None,
+            q, k, v, _rt.given(S0, S_final), S_left, S_part, decay_sum, cut.segment_table, y, S_final, float(size_n),
+            cut.per_segment, config.latency_k, _rt.PRECISION[config.scores], _rt.PRECISION[config.carried],
+            config.latency_v, _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk,
+            _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None,
         ),
         early=True,
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import ModuleType
 
     from ssdgen.build.compile import Progress
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from ssdgen.ir.plan import Plan
     from ssdgen.ir.report import Check, Gate, Report
     from ssdgen.run.inputs import Dtype
+    from ssdgen.run.tune import Preview, Tuned
+    from ssdgen.run.tune.tune import Heard
+    from ssdgen.run.warm import Kernel, Warmed
 
 
 def built_ins() -> tuple[str, ...]:
@@ -117,3 +121,60 @@ def verify(
     from ssdgen.run.gates import every_gate
 
     return every_gate(proof, planned, module, gates, on_check, gpu)
+
+
+def tune_preview(
+    form: ChunkForm,
+    shape: Mapping[str, int],
+    dtype: Dtype,
+    optional: Sequence[str],
+    compiles: bool,
+    jobs: int | None,
+    heard: Heard,
+) -> Preview:
+    """What `tune` would begin with, as far as that can be said without a GPU."""
+    from ssdgen.run.tune import preview
+
+    return preview(form, shape, dtype=dtype, optional=optional, compiles=compiles, jobs=jobs, heard=heard)
+
+
+def tune(
+    form: ChunkForm,
+    shapes: Sequence[Mapping[str, int]],
+    dtype: Dtype,
+    optional: Sequence[str],
+    seconds: float,
+    jobs: int | None,
+    structural: bool,
+    to: Path | None,
+    heard: Heard,
+) -> tuple[Tuned, ...]:
+    """The fastest configurations of a form for shapes, measured on the GPU here and put into a tuning table."""
+    from ssdgen.run.tune import tune as tune_all
+
+    return tune_all(
+        form,
+        shapes,
+        dtype=dtype,
+        optional=optional,
+        seconds=seconds,
+        jobs=jobs,
+        structural=structural,
+        to=to,
+        heard=heard,
+    )
+
+
+def warm(
+    module: str,
+    shapes: Sequence[Mapping[str, int]],
+    dtypes: Sequence[Dtype],
+    arch: str | None,
+    jobs: int | None,
+    heard: Callable[[Kernel, int, int], None],
+) -> Warmed:
+    """All kernels that an emitted module launches for shapes of these classes, compiled into the cache of `cuda.tile`."""
+    from ssdgen.run.warm import module_path
+    from ssdgen.run.warm import warm as warm_module
+
+    return warm_module(module_path(module), shapes, dtypes, arch, jobs, heard)

@@ -24,7 +24,7 @@ from ssdgen.ir.plan import (
     Workspace,
 )
 from ssdgen.ir.schedule import PRODUCTS
-from ssdgen.plan.names import host_scope
+from ssdgen.plan.names import host_scope, key_inputs
 
 PACKINGS = ("cu_seqlens", "seq_idx", "mask")
 """The arguments of `forward` that cut its tokens into sequences."""
@@ -97,6 +97,7 @@ class Host:
             "other_arguments": self._other_arguments(),
             "portable_arguments": self._portable_arguments(),
             "portable_call": self._portable_call(initials),
+            "chosen_call": self._chosen_call(),
             "outputs": outputs,
             "results": [*(o.host for o in outputs), *finals],
             "portable_results": [*(o.host for o in outputs), *(self.host(s.name) for s in layer.states)],
@@ -142,6 +143,15 @@ class Host:
                 (getattr(k, "condition", ""), self._launch(k, early=i > 0)) for i, k in enumerate(plan.kernels)
             ],
         }
+
+    def _chosen_call(self) -> list[str]:
+        layer, leader = self._layer, self._plan.leader
+        optional = [t.name for t in layer.inputs if t.optional]
+        given = [f'"{name}": {self.host(name)}' for name in optional] + ['"packed": sequences']
+        dtypes = _tuple([f"{self.host(name)}.dtype" for name in key_inputs(layer, leader)])
+        present = f"_tuned.present({{{', '.join(given)}}})"
+        key = ["digest=SPEC_DIGEST", "variant=VARIANT", f"present={present}", "size=size", f"dtypes={dtypes}"]
+        return ["LAYER", "config", "CONFIGS", *key, f"x={self.host(leader)}"]
 
     def _sharing(self) -> str:
         """The host expression of whether heads share products; empty if no kernel can compute them for a group."""
@@ -281,7 +291,7 @@ class Host:
             case "flag":
                 return self._flag(p.argument)
             case "table":
-                return f"_rt.given(cut.{p.argument}, {self.host(self._plan.leader)})"
+                return f"cut.{p.argument}"
             case "initial":
                 state = p.argument.removesuffix("0")
                 return f"_rt.given({self.initial(state)}, {self.final(state)})"

@@ -32,10 +32,12 @@ from ssdgen.ir.plan import (
     TokenKernel,
     WalkKernel,
 )
+from ssdgen.ir.schedule import KERNELS, PRODUCTS
 from ssdgen.plan import Unsupported, variant
+from ssdgen.plan.config import default_config, knobs
 from ssdgen.resources import resource_dir
 
-SUPPORT = ("_cut.py", "_packed.py", "_runtime.py", "_tiles.py")
+SUPPORT = ("_cut.py", "_packed.py", "_runtime.py", "_tiles.py", "_tuned.py")
 """Files that stand beside emitted modules, copied as they are."""
 
 TEMPLATES: dict[type[Kernel], str] = {
@@ -99,13 +101,20 @@ def emit(plan: Plan, portable_only: bool = False) -> ModuleSource:
         configs=_configs(plan),
         digest=hashlib.sha256(layer.source.text.encode()).hexdigest(),
         version=ssdgen.__version__,
-        variant=_assigned("VARIANT", variant(plan.config)),
+        variant=_assigned("VARIANT", _variant(plan)),
         **host.context(),
     )
     text = re.sub(r"\n+(?=\n(def|@|class|VARIANT|SPEC_DIGEST|CONFIGS) ?)", "\n\n", text).strip() + "\n"
     if "math." not in text:
         text = text.replace("import math\n", "")
     return ModuleSource(layer.name, text, plan, support_files())
+
+
+def _variant(plan: Plan) -> str:
+    """The structural knobs, and the numeric ones that are not the spec's own defaults: a tuned table is for one of these."""
+    own = {k.name: k.defaults for k in knobs(default_config(plan.form), PRODUCTS, KERNELS)}
+    other = [k for k in plan.knobs if k.defaults != own.get(k.name, k.defaults)]
+    return " ".join([variant(plan.config), *(f"{k.name}={dict(k.defaults)['bf16']}" for k in other)])
 
 
 def _tidy(kernel: str) -> str:

@@ -38,6 +38,7 @@ RESERVED = frozenset(
         "_rt",
         "_cut",
         "_packed",
+        "_tuned",
         "_portable",
         "_three_kernel",
         "_segmented",
@@ -90,6 +91,12 @@ def arguments(layer: Layer) -> dict[str, str]:
     items = [t.name for t in layer.inputs] + [p.name for p in layer.params]
     initial = {initial_key(s.name): names.of("initial", f"{s.name}0") for s in layer.states}
     return {name: names.of("host", name) for name in items} | initial
+
+
+def key_inputs(layer: Layer, leader: str) -> tuple[str, ...]:
+    """The inputs whose dtypes a tuning key has: the leading one, then those of every token whose dtype may be another."""
+    free = (t.name for t in layer.inputs if layer.time in t.axes and not t.like and t.required)
+    return tuple(dict.fromkeys((leader, *free)))
 
 
 def initial_key(state: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import itertools
@@ -35,3 +36,17 @@ def load(name: str, files: Mapping[str, str]) -> ModuleType:
     sys.modules[package] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[package])
     return importlib.import_module(f"{package}.{name}")
+
+
+def load_file(path: Path) -> ModuleType:
+    """The emitted module at `path`, imported from there, its neighbours too, without running the folder's `__init__`.
+
+    The same path gives the same module. Raises what the module raises.
+    """
+    folder = path.resolve().parent
+    package = f"ssdgen_at_{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
+    if package not in sys.modules:
+        parent = ModuleType(package)
+        parent.__path__ = [str(folder)]
+        sys.modules[package] = parent
+    return importlib.import_module(f"{package}.{path.stem}")

@@ -26,20 +26,20 @@ def test_build_shows_what_kernels_use(ssdgen: Command) -> None:
     assert (result.code, result.err) == (0, "")
     rows = [line.split() for line in result.out.splitlines()]
     assert [row[:3] for row in rows if row[:2][-1:] == ["sm_90"]] == [
-        ["fwd_pass_state", "sm_90", "bf16"],
-        ["compute_out", "sm_90", "bf16"],
+        ["segment_states", "sm_90", "bf16"],
+        ["walk_out", "sm_90", "bf16"],
     ]
     assert "wgmma" in result.out
     assert "failed" not in result.out
     assert sorted(os.listdir("cubins")) == [
-        "retnet.compute_out.sm_90.bf16.cubin",
-        "retnet.fwd_pass_state.sm_90.bf16.cubin",
+        "retnet.walk_out.sm_90.bf16.cubin",
+        "retnet.segment_states.sm_90.bf16.cubin",
     ]
     assert all(Path("cubins", name).read_bytes()[:4] == b"\x7fELF" for name in os.listdir("cubins"))
     data = json.loads(ssdgen("build", "retnet", "--arch", "sm_90", "--dtype", "bf16", "--json").out)
     assert [(r["kernel"], r["ok"], r["cached"]) for r in data["results"]] == [
-        ("fwd_pass_state", True, True),
-        ("compute_out", True, True),
+        ("segment_states", True, True),
+        ("walk_out", True, True),
     ]
 
 
@@ -49,9 +49,9 @@ def test_build_against_another_point(ssdgen: Command) -> None:
     result = ssdgen("build", "linear_attention", "--arch", "sm_90", "--dtype", "bf16", "--against", "swap=intra")
     assert result.code == 0, result.err
     rows = [line.split()[:4] for line in result.out.splitlines()]
-    assert [r for r in rows if r[0] == "compute_out"] == [
-        ["compute_out", "sm_90", "bf16", "wgmma"],
-        ["compute_out", "sm_90", "bf16", "swap=intra"],
+    assert [r for r in rows if r[0] == "walk_out"] == [
+        ["walk_out", "sm_90", "bf16", "wgmma"],
+        ["walk_out", "sm_90", "bf16", "swap=intra"],
     ]
     assert ssdgen("build", "retnet", "--against", "swap").err.startswith("ssdgen: --against swap is not KEY=VALUE")
 
@@ -63,7 +63,7 @@ def test_build_several(ssdgen: Command) -> None:
     result = ssdgen(*arguments, "-o", "cubins")
     assert result.code == 0, result.err
     rows = [line.split()[:3] for line in result.out.splitlines()]
-    expected = [[m, k, "sm_90"] for m in ("retnet", "linear_attention") for k in ("fwd_pass_state", "compute_out")]
+    expected = [[m, k, "sm_90"] for m in ("retnet", "linear_attention") for k in ("segment_states", "walk_out")]
     assert rows[0][:2] == ["module", "kernel"]
     assert rows[1:5] == expected
     assert sorted(os.listdir("cubins")) == sorted(f"{m}.{k}.sm_90.bf16.cubin" for m, k, _ in expected)
@@ -97,7 +97,7 @@ def test_build_with_a_failure_is_exit_code_1(ssdgen: Command, monkeypatch: pytes
     monkeypatch.setattr(compiling, "build", failing)
     result = ssdgen("build", "retnet", "linear_attention", "--arch", "sm_90", "--dtype", "bf16")
     assert result.code == 1
-    assert result.err == "fwd_pass_state [sm_90, bf16]: no such cast\n  from retnet.ssd:21\n  at retnet.py:30\n"
+    assert result.err == "segment_states [sm_90, bf16]: no such cast\n  from retnet.ssd:21\n  at retnet.py:30\n"
 
 
 def test_a_folder_that_cannot_be_written_is_found_first(ssdgen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_the_compile_gate(ssdgen: Command) -> None:
     result = ssdgen("verify", "retnet", "--gate", "compile")
     assert result.code == 0, result.out
     assert re.search(
-        r"(?m)^  ok    compile    compute_out \[sm_90, bf16\] .*wgmma x\d+, \d+ KB shared, 0 bytes spilled$", result.out
+        r"(?m)^  ok    compile    walk_out \[sm_90, bf16\] .*wgmma x\d+, \d+ KB shared, 0 bytes spilled$", result.out
     )
 
 

@@ -48,6 +48,8 @@ def test_without_a_command_it_says_what_there_is(ssdgen: Command) -> None:
         "build",
         "verify",
         "new",
+        "tune",
+        "warm",
         "bench",
     ]
 

@@ -151,17 +151,17 @@ def test_a_refused_call_fails() -> None:
 
 MUTATIONS = {
     "a token reads itself not": (r">= token", "> token"),
-    "a state is not decayed over a chunk": (r"ct\.exp2\(decay_end\) \* ", ""),
-    "the carried term is not decayed": (r"ct\.exp2\(decay_sum_tile\)", "ct.exp2(decay_sum_tile * 0.0)"),
+    "a state is not decayed over a chunk": (r"exp2\(decay_end\) \* ", ""),
+    "the carried term is not decayed": (r"exp2\(decay_sum_tile\)", "exp2(decay_sum_tile * 0.0)"),
     "scores without their weight": (r"decay_left \* step_tile", "decay_left * ct.exp2(step_tile * 0.0)"),
-    "the state without its weight": (r"step_tile \* ct\.exp2", "ct.exp2"),
+    "the state without its weight": (r"step_tile \* exp2", "exp2"),
     "heads in the wrong group": (r"head // \(heads // (\w+)\.shape\[2\]\)", r"head % \1.shape[2]"),
     "a token past the end decays": (r"valid = token < length", "valid = token <= length"),
     "strong decays are cut off": (r"-128\.0", "-0.1"),
     "no skip connection": (r"D_tile = load\(D,", "D_tile = 0.0 * load(D,"),
     "another gate": (r"silu\(", "("),
     "no limits": (r"step_tile = clamp\(([^\n]*), dt_min, dt_max\)", r"step_tile = \1"),
-    "another head's initial state": (r"load\(S0, \(batch, head,", "load(S0, (batch, 0,"),
+    "another head's initial state": (r"load\(S0, \(sequence, head,", "load(S0, (sequence, 0,"),
 }
 
 

@@ -35,7 +35,7 @@ class Cut:
     """A call cut into chunks and segments.
 
     Workspaces have `lanes` of `slots` chunks, and `parts` end states in a lane. A walk is a batch entry of `segments`
-    segments, of which `inner` have one behind them; or, with tables (see `_packed`), a segment of a packed sequence.
+    segments, of which `inner` have one behind them; or, packed, a segment of a sequence in the tables (see `_packed`).
     """
 
     lanes: int
@@ -45,8 +45,8 @@ class Cut:
     inner: int
     parts: int
     per_segment: int
-    chunk_table: Tensor | None = None
-    segment_table: Tensor | None = None
+    chunk_table: Tensor
+    segment_table: Tensor
 
 
 def cut(
@@ -58,12 +58,19 @@ def cut(
     if sequences is None:
         chunks = _rt.ceil_div(length, chunk)
         count, per_segment = segments(wanted, chunks, batch * blocks, like)
-        return Cut(batch, chunks, batch, count, count - 1, max(1, count - 1), per_segment)
+        none = _no_table(like.device)
+        return Cut(batch, chunks, batch, count, count - 1, max(1, count - 1), per_segment, none, none)
     chunks = _rt.ceil_div(sequences.tokens, chunk)
     count, per_segment = segments(wanted, chunks, blocks, like)
     chunk_table = _packed.chunk_table(sequences, chunk)
     table = _packed.segment_table(sequences, chunk, per_segment)
     return Cut(1, len(chunk_table), len(table), 1, int(count > 1), len(table), per_segment, chunk_table, table)
+
+
+@functools.cache
+def _no_table(device: torch.device) -> Tensor:
+    """What kernels of whole batches take for a table and never read."""
+    return torch.zeros((1, 8), dtype=torch.int32, device=device)
 
 
 def segments(wanted: int, chunks: int, walks: int, like: Tensor) -> tuple[int, int]:

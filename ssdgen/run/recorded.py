@@ -1,0 +1,151 @@
+"""What a call of an emitted module would launch, read off its own host code: on tensors that nobody fills, nothing runs.
+
+It needs the module alone and not the plan it was emitted from, so it serves modules that lie somewhere else too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ssdgen.ir.build import Argument, CompileRequest, ConstantArg, ScalarArg, array_arg
+from ssdgen.run.inputs import DTYPES, Dtype
+from ssdgen.run.launches import ELEMENTS
+
+HINTS = ("occupancy", "num_ctas", "num_worker_warps")
+"""The compiler hints that a kernel may carry, as `cuda.tile` calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch: the kernel to compile for it (`arch` is empty), its grid, and the bytes of the arrays it is given."""
+
+    request: CompileRequest
+    grid: tuple[int, ...]
+    array_bytes: int
+
+    @property
+    def blocks(self) -> int:
+        """The blocks of the grid."""
+        return math.prod(self.grid)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of `forward` up to the values of its tensors.
+
+    `sizes` gives every axis its length and `dtype` that of the inputs that others are like; `present` are optional inputs
+    that are passed. `forms` gives inputs without a time axis the number of their dimensions, 0 for an absent one; those
+    not in it are passed in the widest form. `initial` says whether initial states are passed, `packed` whether
+    `cu_seqlens` is.
+    """
+
+    sizes: Mapping[str, int]
+    dtype: Dtype
+    present: tuple[str, ...] = ()
+    forms: tuple[tuple[str, int], ...] = ()
+    initial: bool = False
+    packed: bool = False
+
+
+def record(module: Any, call: Call, config: Any, label: str = "") -> tuple[Launch, ...]:
+    """The launches of `call` with `config`, a Config of `module`, in their order. Nothing runs, no GPU is needed.
+
+    Raises what `forward` raises: ValueError, TypeError or NotImplementedError for a call or Config it refuses.
+    """
+    launches: list[Launch] = []
+
+    def note(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        signature = tuple(_arguments(kernel, arguments))
+        options = kernel._compiler_options
+        hints = tuple((name, int(v)) for name in HINTS if (v := getattr(options, name)) is not None)
+        request = CompileRequest(str(module.__file__), kernel._pyfunc.__name__, signature, hints, arch="", label=label)
+        launches.append(Launch(request, grid, _array_bytes(a for a in arguments if isinstance(a, torch.Tensor))))
+
+    runtime = importlib.import_module("._runtime", module.__package__)
+    with runtime.launcher(note), torch.no_grad():
+        module.forward(**blank(module, call), config=config)
+    return tuple(launches)
+
+
+def blank(module: Any, call: Call) -> dict[str, Any]:
+    """The arguments of `call`: tensors on the CPU whose memory is not touched, unless the declared range asks for values."""
+    layer = module.LAYER
+    names = _argument_names(module)
+    leading = {i.like for i in layer.inputs if i.like} or {i.name for i in layer.inputs}
+    arguments: dict[str, Any] = {}
+    for spec in layer.inputs:
+        rank = dict(call.forms).get(spec.name, len(spec.axes))
+        absent = spec.name not in call.present if spec.optional else rank == 0
+        if absent:
+            continue
+        axes = next(form for form in (spec.axes, *spec.narrower) if len(form) == rank)
+        leads = spec.like or spec.name in leading
+        dtype = DTYPES[call.dtype] if leads and DTYPES[call.dtype] in spec.dtypes else spec.dtypes[0]
+        value = torch.empty([call.sizes[a] for a in axes], dtype=dtype)
+        arguments[names(spec.name)] = value.fill_(_within(spec)) if _has_range(spec) else value
+    if call.initial:
+        for state, axes in layer.states.items():
+            arguments[names(f"{state}0")] = torch.empty([call.sizes[a] for a in axes])
+    if call.packed:
+        arguments["cu_seqlens"] = torch.tensor([0, call.sizes[layer.time]], dtype=torch.int32)
+    return arguments
+
+
+def takes_packed(module: Any) -> bool:
+    """Whether `forward` of `module` takes packed sequences."""
+    return "cu_seqlens" in inspect.signature(module.forward).parameters
+
+
+def _argument_names(module: Any) -> Any:
+    """What `forward` calls a name of the spec: that name, with underscores where Python or the module has it already."""
+    parameters = inspect.signature(module.forward).parameters
+
+    def named(name: str) -> str:
+        while name not in parameters:
+            name += "_"
+            if len(name) > 99:
+                raise KeyError(f"{module.__name__}.forward has no argument for {name.rstrip('_')}")
+        return name
+
+    return named
+
+
+def _has_range(spec: Any) -> bool:
+    return (spec.low, spec.high) != (-math.inf, math.inf)
+
+
+def _within(spec: Any) -> float:
+    """A value inside a declared range, away from its ends where they are finite."""
+    low, high = max(spec.low, -1e3), min(spec.high, 1e3)
+    if math.isinf(spec.low) or math.isinf(spec.high):
+        return float(high - 0.5 if math.isinf(spec.low) else low + 0.5)
+    return float((low + high) / 2)
+
+
+def _arguments(kernel: Any, arguments: tuple[Any, ...]) -> Iterator[Argument]:
+    parameters = inspect.signature(kernel._pyfunc).parameters
+    for parameter, value in zip(parameters.values(), arguments, strict=True):
+        if isinstance(value, torch.Tensor):
+            yield array_arg(parameter.name, ELEMENTS[value.dtype], tuple(value.shape), value.stride())
+        elif "Constant" in str(parameter.annotation):
+            yield ConstantArg(parameter.name, value)
+        else:
+            yield ScalarArg(parameter.name, "i32" if isinstance(value, int) else "f32")
+
+
+def _array_bytes(arrays: Iterable[torch.Tensor]) -> int:
+    """The bytes of memory behind arrays: of those that begin at the same place the longest (an absent array is stood in for
+    by one that is there), and what is repeated by a stride of 0 once.
+    """
+    found: dict[int, int] = {}
+    for array in arrays:
+        sizes = (n for n, stride in zip(array.shape, array.stride(), strict=True) if stride)
+        found[array.data_ptr()] = max(math.prod(sizes) * array.element_size(), found.get(array.data_ptr(), 0))
+    return sum(found.values())

@@ -1,0 +1,278 @@
+"""`tune`: a search for every shape, and its results in a tuning table; `preview`: the same up to the first measurement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssdgen.build.store import cache_folder
+from ssdgen.diagnostics import UserError
+from ssdgen.emit.support._tuned import Entry, Key, compiler_version, dtype_names, shape_of
+from ssdgen.ir.chunkform import ChunkForm
+from ssdgen.ir.layer import Layer
+from ssdgen.plan.names import key_inputs
+from ssdgen.run.inputs import Case, Dtype, dtype_of, takes
+from ssdgen.run.recorded import Call
+from ssdgen.run.tune.compile import CACHE_VARIABLE, Compiler
+from ssdgen.run.tune.device import H200, Device
+from ssdgen.run.tune.measure import Measurer
+from ssdgen.run.tune.prune import Estimate, Removed, compiled_badly, estimated
+from ssdgen.run.tune.remote import Remote
+from ssdgen.run.tune.search import Found, Measured, Search
+from ssdgen.run.tune.space import Candidate, Space
+from ssdgen.run.tune.table import add, user_table
+from ssdgen.run.tune.worker import Setup
+
+SECONDS = 50.0
+"""The default budget of a shape: with the start of the processes, under a minute."""
+
+ENOUGH = 5
+"""A structural variant of which fewer candidates were measured gets no entry, unless it is the default or the best."""
+
+Heard = Callable[[Measured | Removed, int], None]
+"""Told of each result of a search, and how many candidates of its step are still to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What a search found for one shape, and the entries that it left in the table at `path`."""
+
+    sizes: Mapping[str, int]
+    device: Device
+    found: Found
+    entries: tuple[Entry, ...]
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a search would begin with: the knobs with their alternatives, how many points that makes, the candidates
+    that it would measure first, in their order, and those that fell out.
+    """
+
+    sizes: Mapping[str, int]
+    device: Device
+    structural: Mapping[str, tuple[str, ...]]
+    numeric: Mapping[str, tuple[int, ...]]
+    points: int
+    considered: int
+    candidates: tuple[Estimate, ...]
+    removed: tuple[Removed, ...]
+
+
+def sizes_of(layer: Layer, shape: Mapping[str, int]) -> dict[str, int]:
+    """The length of every axis of a layer: as `shape` has it, else the declared size, 1 for groups.
+
+    Raises UserError for an unknown axis, a length below 1, a missing one, or groups that do not divide the heads.
+    """
+    known = [axis.name for axis in layer.axes]
+    for axis, length in shape.items():
+        if axis not in known:
+            raise UserError(f"{layer.name} has no axis `{axis}`", f"its axes are {', '.join(known)}")
+        if length < 1:
+            raise UserError(f"axis {axis} has length {length}", "lengths are 1 or more")
+    groups = {group.axis: 1 for group in layer.groups}
+    declared = {axis.name: axis.size for axis in layer.axes if axis.size is not None}
+    sizes = {**groups, **declared, **shape}
+    if missing := [axis for axis in known if axis not in sizes]:
+        hint = f"for example --shape {','.join(f'{axis}=...' for axis in missing)}"
+        raise UserError(f"the shape does not say how long {', '.join(missing)} is", hint)
+    for group in layer.groups:
+        if sizes[group.shared] % sizes[group.axis]:
+            raise UserError(f"{sizes[group.axis]} groups ({group.axis}) do not divide {sizes[group.shared]} heads")
+    return {axis: sizes[axis] for axis in known}
+
+
+def preview(
+    form: ChunkForm,
+    shape: Mapping[str, int],
+    *,
+    dtype: Dtype = "bf16",
+    optional: Sequence[str] = (),
+    device: Device = H200,
+    compiles: bool = False,
+    jobs: int | None = None,
+    heard: Heard = lambda result, waiting: None,
+) -> Preview:
+    """What `tune` would begin with at `shape` on `device`: needs no GPU. With `compiles` also what the compiler removes.
+
+    Raises UserError as `tune` does.
+    """
+    layer = form.recurrence.layer
+    case = _case(layer, shape, dtype, optional)
+    space = Space(form, dtype, case.sizes, _folder())
+    search = Search(space, _call(layer, case), device, _NoCompiler(), _nothing_measured, lambda: 1.0, heard)
+    start = Candidate()
+    _check_kernels(space)
+    estimates = search.estimates([start], always=True)
+    estimates += search.estimates(space.neighbours(start, structural=False))
+    estimates += search.estimates(search.starts(start))
+    removed = list(search.found.removed)
+    if compiles:
+        with Compiler(device.arch, jobs, _folder() / "kernels") as compiler:
+            good = []
+            for place, answers in compiler.compiled([e.requests for e in estimates]):
+                estimate = estimates[place]
+                judged = (compiled_badly(a, r, device) for a, r in zip(answers, estimate.requests, strict=True))
+                bad = next(filter(None, judged), None)
+                if bad:
+                    removed.append(Removed(estimate.candidate, *bad))
+                    heard(removed[-1], len(estimates) - place)
+                else:
+                    good.append(estimate)
+        estimates = [e for e in estimates if e in good]
+    return Preview(
+        case.sizes,
+        device,
+        space.structural,
+        space.numeric(start),
+        space.size(),
+        search.found.considered,
+        tuple(estimates),
+        tuple(removed),
+    )
+
+
+def tune(
+    form: ChunkForm,
+    shapes: Sequence[Mapping[str, int]],
+    *,
+    dtype: Dtype = "bf16",
+    optional: Sequence[str] = (),
+    seconds: float = SECONDS,
+    jobs: int | None = None,
+    structural: bool = True,
+    to: Path | None = None,
+    heard: Heard = lambda result, waiting: None,
+) -> tuple[Tuned, ...]:
+    """Search the fastest configuration of `form` (as `pipeline.derive` gives it) for each of `shapes` on the current GPU.
+
+    A shape is axis lengths by name (`{"b": 4, "t": 16384, "h": 8}`); axes of a declared size and groups may be left out.
+    Inputs are `dtype`, with the `optional` ones passed. Each shape takes about `seconds`: candidates are compiled by `jobs`
+    processes (one a core if None) and measured in a process of their own, under a CUDA graph and with the L2 cache
+    flushed; a result that is wrong, or a process that dies, costs that candidate alone. Without `structural` the module
+    stays as the spec's defaults emit it. The best of each structural variant goes into the user's tuning table, or
+    into the file `to`; modules find it at their next call.
+
+    Raises UserError without a GPU or compiler, for a shape or input the layer does not have, and if the default fails.
+    """
+    layer = form.recurrence.layer
+    cases = [_case(layer, shape, dtype, optional) for shape in shapes]
+    if not torch.cuda.is_available():
+        raise UserError("there is no CUDA device here to measure on", "--dry-run shows the search without one")
+    path = to or user_table(layer.name)
+    results = []
+    for case in cases:
+        space = Space(form, dtype, case.sizes, _folder())
+        _check_kernels(space)
+        device, found = _searched(space, case, time.monotonic() + seconds, jobs, structural, heard)
+        if found.default is None:
+            why = found.removed[0].why if found.removed else "nothing was measured"
+            raise UserError(f"the default configuration has no speed at this shape: {why}", "ssdgen verify the spec")
+        entries = entries_of(space, case, device, found)
+        add(path, entries)
+        results.append(Tuned(case.sizes, device, found, entries, path))
+    return tuple(results)
+
+
+def _searched(
+    space: Space, case: Case, until: float, jobs: int | None, structural: bool, heard: Heard
+) -> tuple[Device, Found]:
+    """A search on the GPU here, in processes that end with it."""
+    layer = space.form.recurrence.layer
+    kernels = _folder() / "kernels"
+    with Remote({CACHE_VARIABLE: str(kernels)}) as remote:
+        start = Candidate()
+        measurer = Measurer(remote, Setup(layer, case, str(space.variant(start).module.__file__)))
+        device, call = measurer.device(), _call(layer, case)
+        with Compiler(device.arch, jobs, kernels) as compiler:
+            default = estimated(space, start, call, device)
+            if isinstance(default, Estimate):  # in parallel, before the setup launches it
+                list(compiler.compiled([default.requests]))
+            measurer.start()
+            search = Search(space, call, device, compiler, measurer, lambda: until - time.monotonic(), heard)
+            return device, search.run(structural)
+
+
+def entries_of(space: Space, case: Case, device: Device, found: Found) -> tuple[Entry, ...]:
+    """The best candidate of each structural variant, for a table: the default's, the best, and those searched enough."""
+    by_variant: dict[str, list[Measured]] = {}
+    for measured in found.measured:
+        by_variant.setdefault(space.variant(measured.candidate).name, []).append(measured)
+    best = found.best
+    entries = []
+    for variant, several in by_variant.items():
+        ours = any(m in (best, found.default) for m in several)
+        if len(several) >= ENOUGH or ours:
+            fastest = min(several, key=lambda m: m.timed.microseconds)
+            entries.append(_entry(space, case, device, found, fastest, variant))
+    return tuple(entries)
+
+
+def _entry(space: Space, case: Case, device: Device, found: Found, fastest: Measured, variant: str) -> Entry:
+    module = space.variant(fastest.candidate).module
+    layer = space.form.recurrence.layer
+    leader = space.variant(fastest.candidate).plan.leader
+    dtypes = tuple(dtype_of(layer, layer.tensor(name), case) for name in key_inputs(layer, leader))
+    shape, present = shape_of(module.LAYER, case.sizes).text, _call(layer, case).present
+    key = Key(module.SPEC_DIGEST, variant, present, device.name, compiler_version(), dtype_names(dtypes), shape)
+    config = {name: value for name, value in vars(space.config(fastest.candidate)).items() if isinstance(value, int)}
+    measured: dict[str, Any] = {"microseconds": round(fastest.timed.microseconds, 2), "sizes": dict(case.sizes)}
+    if found.default is not None:
+        measured["default_microseconds"] = round(found.default.timed.microseconds, 2)
+    return Entry(key, config, measured)
+
+
+def _case(layer: Layer, shape: Mapping[str, int], dtype: Dtype, optional: Sequence[str]) -> Case:
+    """The call that is measured: no initial state, what has a narrower form in that one, of optional inputs those named."""
+    if not takes(layer, dtype):
+        raise UserError(f"{layer.name} takes no {dtype}")
+    names = [t.name for t in layer.inputs if t.optional]
+    for name in optional:
+        if name not in names:
+            hint = f"it has {', '.join(names)}" if names else "it has none"
+            raise UserError(f"{layer.name} has no optional input `{name}`", hint)
+    absent = {name for name in names if name not in optional} | {f"{s.name}0" for s in layer.states}
+    forms = {t.name: t.narrower[0] for t in layer.inputs if t.narrower}
+    return Case(sizes_of(layer, shape), dtype, absent=frozenset(absent), forms=forms)
+
+
+def _call(layer: Layer, case: Case) -> Call:
+    present = tuple(t.name for t in layer.inputs if t.optional and t.name not in case.absent)
+    return Call(case.sizes, case.dtype, present, tuple((name, len(axes)) for name, axes in case.forms.items()))
+
+
+def _check_kernels(space: Space) -> None:
+    try:
+        space.variant(Candidate())
+    except UserError as error:
+        name = space.form.recurrence.layer.name
+        raise UserError(f"{name} has no kernels to tune: {error.message}") from error
+
+
+def _folder() -> Path:
+    folder = cache_folder() / "tune"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make {folder}: {error}", "set SSDGEN_CACHE_DIR to a folder you may write to"
+        ) from error
+    return folder
+
+
+class _NoCompiler:
+    """Compiles nothing: a preview does not get that far in its search."""
+
+    def compiled(self, wanted: object, go_on: object) -> Any:
+        """No answers."""
+        return iter(())
+
+
+def _nothing_measured(estimate: Estimate, best: float) -> Removed:
+    return Removed(estimate.candidate, "not measured", "a preview")

@@ -1,0 +1,265 @@
+"""Compiling, before the first call, all that a deployment launches: every variant and class of shape of an emitted module.
+
+`cuda.tile` keeps compiled kernels on disk (`CUDA_TILE_CACHE_DIR`). Their key is made from the kernel's code with the path and
+lines of its file, the class of every argument, the hints and the architecture, so what is compiled here from the module
+where it lies is what its launches find: no GPU is needed for that. Where there is one, the calls are made as well, and a
+fresh process shows how long its first call takes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ssdgen.build.worker import Compiled
+from ssdgen.diagnostics import UserError
+from ssdgen.files import make_folder
+from ssdgen.ir.build import CompileRequest
+from ssdgen.run.inputs import Dtype
+from ssdgen.run.load import load_file
+from ssdgen.run.recorded import Call, blank, record, takes_packed
+from ssdgen.run.tune.compile import Compiler, cuda_tile_cache
+from ssdgen.run.tune.device import H200, Device, here
+from ssdgen.run.tune.remote import Died, Remote, serve
+
+BATCH, TOKENS, HEADS = 2, 4096, 8
+"""The shape that is warmed if none is asked for, beside the sizes that the module declares."""
+
+PERIOD = 2048
+"""Tokens after which the number of chunks is a multiple of 16 for every chunk up to 128."""
+
+SHORT = 64
+"""Tokens that are one chunk, whichever of 64 and more a chunk has."""
+
+TIMEOUT = 300.0
+PROCESSES = 4
+"""How many processes make calls on the GPU at a time."""
+
+START = "import sys; sys.path[:] = sys.argv[1:]; from ssdgen.run.warm import main; main()"
+PROGRAM = [sys.executable, "-I", "-B", "-c", START, *sys.path]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel that was compiled or found in the cache, the seconds that took, and why it failed if it did."""
+
+    request: CompileRequest
+    seconds: float
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What was done for one module: its kernels, the calls they are for, and, where there is a GPU, how many seconds the
+    first call of a fresh process took more than the second, or what kept it from that.
+    """
+
+    path: Path
+    device: Device
+    cache: Path
+    calls: int
+    kernels: tuple[Kernel, ...]
+    first_call_extra: float | None = None
+    problem: str = ""
+
+
+def module_path(target: str) -> Path:
+    """The file of an emitted module: a path to it, or a dotted name that can be imported (`generated.mine`).
+
+    Raises UserError for what is neither, and for a spec, whose module has no place yet.
+    """
+    path = Path(target)
+    if path.suffix == ".ssd":
+        hint = f"ssdgen generate {target} -o DIR, then ssdgen warm DIR/{path.stem}.py"
+        raise UserError(f"{target} is a spec: compiled kernels belong to the file of a module", hint)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise UserError(f"there is no module {target}", "ssdgen generate writes one")
+        return path.resolve()
+    for name in (target, f"ssdgen.generated.{target}"):
+        try:
+            found = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            continue
+        if found is not None and found.origin is not None and Path(found.origin).is_file():
+            return Path(found.origin).resolve()
+    raise UserError(f"`{target}` is no emitted module", "name its file, or what a program imports it as")
+
+
+def warm(
+    path: Path,
+    shapes: Sequence[Mapping[str, int]] = (),
+    dtypes: Sequence[Dtype] = ("bf16",),
+    arch: str | None = None,
+    jobs: int | None = None,
+    heard: Callable[[Kernel, int, int], None] = lambda kernel, done, total: None,
+) -> Warmed:
+    """Compile what the module at `path` launches for `shapes`, every optional input absent and present, tokens of every
+    class, with the configurations that it would choose, for this GPU or, without one, an H200 (or `arch`).
+
+    `heard` is told of each kernel, how many are done and how many there are. Raises UserError if the cache is off, or for
+    a shape that the module refuses.
+    """
+    cache = cuda_tile_cache()
+    if cache is None:
+        raise UserError("the cache of cuda.tile is off, so nothing could be kept", "unset CUDA_TILE_CACHE_DIR")
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(cache)
+    has_gpu = torch.cuda.is_available()
+    device = here() if has_gpu else H200
+    device = replace(device, arch=arch) if arch else device
+    module = _loaded(path)
+    calls = list(calls_of(module, shapes, dtypes))
+    requests = list(dict.fromkeys(r for call in calls for r in launched(module, call, device)))
+    kernels: list[Kernel] = []
+    with Compiler(device.arch, jobs, cache, TIMEOUT) as compiler:
+        for place, (answer,) in compiler.compiled([(request,) for request in requests]):
+            if isinstance(answer, Compiled):
+                kernel = Kernel(requests[place], answer.seconds)
+            else:
+                kernel = Kernel(requests[place], 0.0, answer.message)
+            kernels.append(kernel)
+            heard(kernel, len(kernels), len(requests))
+    extra, problem = None, ""
+    if has_gpu and arch is None:
+        _, problem = _launched_really(path, calls, PROCESSES)
+        extra, again = _launched_really(path, calls[:1], 1)
+        problem = problem or again
+    return Warmed(path, device, cache, len(calls), tuple(kernels), extra, problem)
+
+
+def launched(module: ModuleType, call: Call, device: Device) -> tuple[CompileRequest, ...]:
+    """The kernels that `call` would launch on `device`, with the Config that the module chooses there itself."""
+    try:
+        with _assumed(module, device):
+            return tuple(launch.request for launch in record(module, call, None))
+    except (ValueError, TypeError, NotImplementedError) as error:
+        sizes = ",".join(f"{axis}={length}" for axis, length in call.sizes.items())
+        raise UserError(f"{module.LAYER.name} refuses the shape {sizes}: {error}") from error
+
+
+def calls_of(module: ModuleType, shapes: Sequence[Mapping[str, int]], dtypes: Sequence[Dtype]) -> Iterator[Call]:
+    """One call of every class for each shape: dtypes, optional inputs, forms of inputs without a time axis, initial states,
+    tokens, and packed sequences where the module takes them and the batch is 1. The plainest call is the first.
+    """
+    layer = module.LAYER
+    optional = [i.name for i in layer.inputs if i.optional]
+    subsets = [s for n in range(len(optional) + 1) for s in itertools.combinations(optional, n)]
+    for shape in shapes or ({},):
+        sizes = _sizes(module, shape)
+        packed = (False, True) if takes_packed(module) and sizes[layer.batch] == 1 else (False,)
+        for dtype, present, forms, initial, packs, tokens in itertools.product(
+            dtypes, subsets, _forms(module), (False, True), packed, near(sizes[layer.time])
+        ):
+            yield Call({**sizes, layer.time: tokens}, dtype, present, forms, initial, packs)
+
+
+def near(tokens: int) -> tuple[int, ...]:
+    """Lengths of every class, those of long sequences about `tokens`: a multiple of 16 or not, chunks a multiple of 16 or
+    not, one chunk, one token. `tokens` itself is the first.
+    """
+    whole = max(1, round(tokens / PERIOD)) * PERIOD
+    return tuple(dict.fromkeys((tokens, whole, whole - 1, whole + 128, whole + 127, SHORT, SHORT - 1, 1)))
+
+
+def _forms(module: ModuleType) -> list[tuple[tuple[str, int], ...]]:
+    """Every way to pass the inputs without a time axis that may be left out or be narrower, as `Call.forms` has it."""
+    choices = []
+    for spec in module.LAYER.inputs:
+        ranks = [len(form) for form in (spec.axes, *spec.narrower)] + ([0] if spec.default is not None else [])
+        if len(ranks) > 1 and not spec.optional:
+            choices.append([(spec.name, rank) for rank in ranks])
+    return list(itertools.product(*choices))
+
+
+def _sizes(module: ModuleType, shape: Mapping[str, int]) -> dict[str, int]:
+    layer = module.LAYER
+    parameters = inspect.signature(module.init_state).parameters
+    declared = {name: p.default for name, p in parameters.items() if type(p.default) is int}
+    axes = dict.fromkeys(a for i in layer.inputs for a in i.axes)
+    sizes = {layer.batch: BATCH, layer.time: TOKENS, layer.head: HEADS, **dict.fromkeys(layer.groups, 1), **declared}
+    for axis, length in shape.items():
+        if axis not in axes or length < 1:
+            raise UserError(f"{layer.name} has no axis `{axis}` of length {length}", f"its axes are {', '.join(axes)}")
+    sizes |= shape
+    if missing := [axis for axis in axes if axis not in sizes]:
+        raise UserError(f"the shape does not say how long {', '.join(missing)} is", f"--shape {missing[0]}=64")
+    return {axis: sizes[axis] for axis in axes}
+
+
+def _assumed(module: ModuleType, device: Device) -> AbstractContextManager[None]:
+    """Within, the module chooses configurations as on `device`; one without tuning tables always takes its default."""
+    try:
+        tuning: Any = importlib.import_module("._tuned", module.__package__)
+    except ModuleNotFoundError:
+        return nullcontext()
+    context: AbstractContextManager[None] = tuning.assumed(tuning.Gpu(device.name, device.multiprocessors))
+    return context
+
+
+def _loaded(path: Path) -> ModuleType:
+    try:
+        module = load_file(path)
+    except Exception as error:  # what a file of the user's raises when it is imported is theirs to read
+        raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    if not all(hasattr(module, name) for name in ("LAYER", "CONFIGS", "forward", "init_state")):
+        raise UserError(f"{path} is no module that ssdgen emitted", "ssdgen generate writes one")
+    return module
+
+
+def _launched_really(path: Path, calls: Sequence[Call], jobs: int) -> tuple[float, str]:
+    """Make every call on the GPU, in `jobs` processes: the longest that a first call took beyond the second, and a problem.
+
+    What was compiled ahead is found then; a class that was not is compiled by its own launch, and so is found later.
+    """
+    with ThreadPoolExecutor(jobs) as threads:
+        results = list(threads.map(lambda first: _share(path, calls[first::jobs]), range(min(jobs, len(calls)))))
+    return max(extra for extra, _ in results), next((problem for _, problem in results if problem), "")
+
+
+def _share(path: Path, calls: Sequence[Call]) -> tuple[float, str]:
+    extra, problem = 0.0, ""
+    with Remote(program=PROGRAM) as remote:
+        for call in calls:
+            try:
+                answer = remote.ask((path, call), TIMEOUT)
+            except Died as error:
+                answer = str(error)
+            if isinstance(answer, str):
+                problem = answer
+            else:
+                extra = max(extra, answer[0] - answer[1])
+    return extra, problem
+
+
+def first_calls(path: Path, call: Call) -> tuple[float, float]:
+    """The seconds of two equal calls on the GPU, which is ready before."""
+    module = load_file(path)
+    arguments = {name: x.to("cuda") if isinstance(x, torch.Tensor) else x for name, x in blank(module, call).items()}
+    seconds = []
+    for _ in range(2):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        with torch.no_grad():
+            module.forward(**arguments)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begun)
+    return seconds[0], seconds[1]
+
+
+def main() -> None:
+    """The process that makes calls: it answers (path, call) with the seconds of two of them, or with what went wrong."""
+    serve(lambda task: first_calls(*task))

@@ -1,0 +1,133 @@
+"""Warm-up: the calls it compiles for are of every class that a deployment makes, and it fills the cache launches look in."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from ssdgen import pipeline
+from ssdgen.diagnostics import UserError
+from ssdgen.emit.package import package
+from ssdgen.files import write_all
+from ssdgen.run.load import load_file
+from ssdgen.run.recorded import Call, blank, record
+from ssdgen.run.tune.compile import Compiler, cuda_tile_cache
+from ssdgen.run.tune.device import H200
+from ssdgen.run.warm import calls_of, launched, module_path, near, warm
+
+GENERATED = Path(__file__).resolve().parents[2] / "generated"
+SIZES = {"b": 2, "t": 4096, "h": 8, "g": 1, "p": 64, "n": 128}
+
+
+@pytest.fixture(scope="module")
+def mamba2() -> ModuleType:
+    return load_file(GENERATED / "mamba2.py")
+
+
+def test_lengths_of_every_class_are_near() -> None:
+    """A multiple of 16 tokens or not, and so the chunks, of 64 as of 128 tokens."""
+
+    def classes(lengths: tuple[int, ...], chunk: int) -> set[tuple[bool, bool]]:
+        return {(n % 16 == 0, -(-n // chunk) % 16 == 0) for n in lengths}
+
+    for tokens in (2048, 4000, 4096, 131072):
+        for chunk in (64, 128):
+            assert len(classes(near(tokens), chunk)) == 4, (tokens, chunk)
+    assert near(100)[0] == 100
+    assert {1, 63, 64} <= set(near(100)), "one token, one chunk"
+
+
+def test_every_option_is_called(mamba2: ModuleType) -> None:
+    calls = list(calls_of(mamba2, [{"b": 1, "h": 4, "t": 2048}], ["bf16", "f32"]))
+    assert calls[0].present == ()
+    assert {c.dtype for c in calls} == {"bf16", "f32"}
+    assert {c.present for c in calls} == {(), ("z",)}
+    assert {dict(c.forms)["D"] for c in calls} == {0, 1, 2}
+    assert {dict(c.forms)["dt_bias"] for c in calls} == {0, 1}
+    assert {c.sizes["b"] for c in calls} == {1}
+    assert {c.initial for c in calls} == {False, True}
+    assert {c.packed for c in calls} == {False, True}
+    assert not any(c.packed for c in calls_of(mamba2, [{"b": 2}], ["bf16"])), "cu_seqlens is for a batch of 1"
+    assert len(calls) == len({str(c) for c in calls})
+
+
+def test_what_a_call_of_any_length_launches_is_compiled(mamba2: ModuleType) -> None:
+    """No later call of the same batch and heads finds a class that was not warmed."""
+    warmed = {r for c in calls_of(mamba2, [{"b": 2, "h": 8, "t": 4096}], ["bf16"]) for r in launched(mamba2, c, H200)}
+    config = mamba2.CONFIGS[torch.bfloat16]
+    for tokens in (1, 2, 16, 64, 65, 128, 1000, 2048, 3000, 3001, 4096, 5003, 9999, 65536):
+        for present, initial in itertools.product(((), ("z",)), (False, True)):
+            call = Call({**SIZES, "t": tokens}, "bf16", present, (("D", 1), ("dt_bias", 0)), initial)
+            assert {launch.request for launch in record(mamba2, call, config)} <= warmed, tokens
+
+
+def test_blank_tensors_pass_the_modules_own_checks(mamba2: ModuleType) -> None:
+    arguments = blank(mamba2, Call(SIZES, "f16", ("z",), (("D", 0),), initial=True))
+    assert "D" not in arguments
+    assert arguments["x"].dtype == torch.float16
+    assert arguments["dt"].dtype == torch.float32
+    assert bool((arguments["A"] < 0).all())
+    assert arguments["S0"].shape == (2, 8, 64, 128)
+    for name in ("retnet", "simple_gla", "mlstm", "linear_attention"):
+        module = load_file(GENERATED / f"{name}.py")
+        assert any(launched(module, call, H200) for call in calls_of(module, (), ["bf16"]))
+
+
+def test_only_modules_have_kernels_to_warm(tmp_path: Path) -> None:
+    assert module_path(str(GENERATED / "mamba2.py")) == (GENERATED / "mamba2.py").resolve()
+    assert module_path("generated.mamba2").name == "mamba2.py"
+    for target, message in (
+        ("specs/mine.ssd", "is a spec"),
+        (str(tmp_path / "no.py"), "there is no module"),
+        ("no.such.module", "is no emitted module"),
+    ):
+        with pytest.raises(UserError, match=message):
+            module_path(target)
+    (tmp_path / "foreign.py").write_text("x = 1")
+    with pytest.raises(UserError, match="is no module that ssdgen emitted"):
+        warm(tmp_path / "foreign.py")
+
+
+def test_a_cache_that_is_off_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_TILE_CACHE_DIR", "off")
+    with pytest.raises(UserError, match=r"the cache of cuda\.tile is off"):
+        warm(GENERATED / "mamba2.py")
+    monkeypatch.delenv("CUDA_TILE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cuda_tile_cache() == Path("/somewhere/cutile-python")
+
+
+def test_the_cache_folder_is_where_cuda_tile_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its convention is written here once more, since asking it imports the compiler."""
+    from cuda.tile._context import init_context_config_from_env
+
+    for value in ("/somewhere", "off", "0", "None", None):
+        if value is None:
+            monkeypatch.delenv("CUDA_TILE_CACHE_DIR")
+        else:
+            monkeypatch.setenv("CUDA_TILE_CACHE_DIR", value)
+        wanted = init_context_config_from_env().cache_dir
+        assert str(cuda_tile_cache()) == str(wanted)
+
+
+def test_compiling_fills_the_cache_and_is_not_done_again(tmp_path: Path) -> None:
+    source = pipeline.emit(pipeline.plan(pipeline.derive("linear_attention")[0], {}))
+    (tmp_path / "package").mkdir()
+    write_all(tmp_path / "package", package([source]))
+    module = load_file(tmp_path / "package" / "linear_attention.py")
+    requests = launched(module, next(calls_of(module, (), ["bf16"])), H200)
+    seconds = []
+    for _ in range(2):
+        with Compiler("sm_90", 1, tmp_path / "cache") as compiler:
+            (answers,) = [answers for _, answers in compiler.compiled([requests[:1]])]
+            assert [place for place, _ in compiler.compiled([requests[:1]])] == [0], "known in this process"
+        seconds.append(answers[0].seconds)  # type: ignore[union-attr]
+        with sqlite3.connect(tmp_path / "cache" / "cache.db") as cache:
+            assert cache.execute("SELECT COUNT(*) FROM cache").fetchone() == (1,)
+    assert seconds[1] < seconds[0]
+    assert answers[0].cubin[:4] == b"\x7fELF"  # type: ignore[union-attr]

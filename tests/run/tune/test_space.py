@@ -1,0 +1,73 @@
+"""The space: its knobs are asked of the form and the module, and every neighbour is a point that can be emitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ssdgen.diagnostics import UserError
+from ssdgen.run.tune.space import Candidate, Space
+from ssdgen.run.tune.tune import sizes_of
+from tests.run.tune.conftest import form_of
+
+
+def test_the_knobs_are_those_of_the_schedule_and_the_module(space: Space) -> None:
+    numeric = space.numeric(Candidate())
+    assert space.structural["plan"] == space.form.recurrence.layer.schedule.plan
+    assert len(space.structural["swap"]) == 16
+    assert {"chunk", "tile_p", "state_tile_p", "latency_x", "occupancy_compute_out"} <= set(numeric)
+    assert not {"scores", "carried", "intra", "state"} & set(numeric), "precisions are the user's"
+    assert {64, 128} <= set(numeric["chunk"])
+    assert {3, 5} <= set(numeric["latency_x"])
+    assert min(numeric["tile_p"]) == 32, "values that the Config refuses are none"
+
+
+def test_another_spec_has_other_knobs(tmp_path: Path) -> None:
+    form = form_of("retnet")
+    layer = form.recurrence.layer
+    space = Space(form, "f32", sizes_of(layer, {layer.batch: 1, layer.time: 512, layer.head: 4}), tmp_path)
+    names = set(space.numeric(Candidate()))
+    channels = {f"tile_{a.name}" for a in layer.axes if a.size}
+    assert names & channels
+    assert not any(name.startswith("latency_dt") for name in names)
+
+
+def test_a_neighbour_differs_in_one_knob(space: Space) -> None:
+    start = Candidate()
+    neighbours = list(space.neighbours(start))
+    assert len(neighbours) == len(set(neighbours)) > 40
+    for n in neighbours:
+        assert len(n.structure) + len(n.fields) == 1
+        assert n.structure or space.config(n) != space.config(start)
+    assert not any(n.structure for n in space.neighbours(start, structural=False))
+    assert {str(n) for n in neighbours if n.structure} >= {"plan=three_kernel", "plan=single_walk", "swap=intra"}
+    assert "swap=scores,state" not in {str(n) for n in neighbours}, "two products away"
+
+
+def test_a_field_that_another_plan_lacks_is_dropped(space: Space) -> None:
+    here = Candidate(fields=(("chunk", 128), ("state_tile_n", 32)))
+    there = next(n for n in space.neighbours(here) if n.structure == (("plan", "single_walk"),))
+    assert there.fields == (("chunk", 128),)
+    assert space.config(there).chunk == 128
+
+
+def test_modules_stay_where_their_kernels_are_found_again(space: Space, emitted: Path) -> None:
+    """A second search finds the kernels of the first in the compiler's cache, which knows them by path."""
+    first = space.variant(Candidate()).module.__file__
+    again = Space(space.form, "bf16", space.sizes, emitted)
+    assert again.variant(Candidate()).module.__file__ == first
+    assert again.variant(Candidate((("plan", "single_walk"),))).module.__file__ != first
+
+
+def test_shapes_are_checked() -> None:
+    layer = form_of("mamba2").recurrence.layer
+    assert sizes_of(layer, {"b": 4, "t": 9, "h": 8}) == {"b": 4, "t": 9, "h": 8, "g": 1, "p": 64, "n": 128}
+    for shape, message in (
+        ({"b": 4, "t": 9}, "does not say how long h is"),
+        ({"b": 4, "t": 9, "h": 8, "q": 1}, "has no axis `q`"),
+        ({"b": 4, "t": 9, "h": 0}, "axis h has length 0"),
+        ({"b": 4, "t": 9, "h": 8, "g": 3}, r"3 groups \(g\) do not divide 8 heads"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sizes_of(layer, shape)
