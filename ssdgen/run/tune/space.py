@@ -8,9 +8,8 @@ the accuracy (the precision of a product) is the user's choice and no knob of a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,9 +21,8 @@ from ssdgen.emit.support._tuned import heuristic, shape_of
 from ssdgen.files import write_all
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.plan import Plan
-from ssdgen.ir.schedule import PRODUCTS
-from ssdgen.plan import plan
-from ssdgen.plan.settings import YES_NO, configure
+from ssdgen.plan import configure, knob_space, plan
+from ssdgen.plan.settings import structure
 from ssdgen.run.inputs import DTYPES, Dtype
 from ssdgen.run.load import load_file
 
@@ -32,65 +30,9 @@ Value = int | str
 Values = tuple[tuple[str, Value], ...]
 
 
-def _plans(form: ChunkForm) -> Iterable[str]:
-    return form.recurrence.layer.schedule.plan
-
-
-def _swaps(form: ChunkForm) -> Iterable[str]:
-    subsets = (subset for n in range(len(PRODUCTS) + 1) for subset in combinations(PRODUCTS, n))
-    return (",".join(subset) or "none" for subset in subsets)
-
-
 def _one_product_apart(here: str, there: str) -> bool:
     """Whether two subsets differ in one product; none at all is near to all of them."""
     return there == "none" or len({*here.split(","), "none"} ^ {*there.split(","), "none"}) == 1
-
-
-@dataclass(frozen=True, slots=True)
-class Structural:
-    """A knob of the text: every value that it may have, and which of them a round tries from where it stands."""
-
-    name: str
-    values: Callable[[ChunkForm], Iterable[str]]
-    near: Callable[[str, str], bool] = lambda here, there: True
-
-
-STRUCTURAL: tuple[Structural, ...] = (
-    Structural("plan", _plans),
-    Structural("swap", _swaps, _one_product_apart),
-    Structural("weighted", lambda form: ("row", "column")),
-    Structural("persistent", lambda form: ("no", "yes")),
-)
-"""The structural knobs in the order in which they are searched; values that `configure` does not take for a form are left
-out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ladder:
-    """The values of the fields whose name is `name`, or begins with it if it ends with `_`."""
-
-    name: str
-    values: tuple[int, ...]
-    declared: str = ""
-    """The part of a schedule whose alternatives are added."""
-
-    def fits(self, field: str) -> bool:
-        """Whether `field` is one of its fields."""
-        return field.startswith(self.name) if self.name.endswith("_") else field == self.name
-
-
-LADDERS: tuple[Ladder, ...] = (
-    Ladder("chunk", (32, 64, 128), "chunk"),
-    Ladder("share_scores_from", (0, 1)),
-    Ladder("occupancy_", (0, 1, 2, 3, 4), "occupancy"),
-    Ladder("warps_", (0, 4, 8)),
-    Ladder("state_tile_", (32, 64, 128, 256), "state_tile"),
-    Ladder("tile_", (1, 2, 4, 8, 16, 32, 64, 128, 256), "tile"),
-    Ladder("segments", (0, 1, 2, 4, 8, 16, 32, 64)),
-    Ladder("latency_", (1, 2, 3, 4, 5, 6, 8), "latency"),
-    Ladder("state_latency_", (1, 2, 3, 5), "state_latency"),
-)
-"""The numeric knobs in the order in which they are searched: those that change most first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +66,7 @@ class Variant:
     @property
     def name(self) -> str:
         """The structural knobs as a tuning table has them: what the module says itself."""
-        return str(getattr(self.module, "VARIANT", f"plan={self.plan.config.plan}"))
+        return str(self.module.VARIANT)
 
 
 class Space:
@@ -136,11 +78,9 @@ class Space:
         self.sizes = sizes
         self._folder = folder
         self._variants: dict[tuple[tuple[str, str], ...], Variant | str] = {}
-        self.structural: dict[str, tuple[str, ...]] = {}
-        for knob in STRUCTURAL:
-            allowed = tuple(v for v in knob.values(form) if self._takes(knob.name, v))
-            if len(allowed) > 1:
-                self.structural[knob.name] = allowed
+        knobs = knob_space(form)
+        self.structural = {k.name: k.values for k in knobs if k.kind == "structural" and len(k.values) > 1}
+        self._numeric = {k.name: tuple(map(int, k.values)) for k in knobs if k.kind == "numeric"}
 
     def variant(self, candidate: Candidate) -> Variant:
         """The module of a candidate. Raises UserError where the form has no kernels at that point."""
@@ -161,10 +101,10 @@ class Space:
         """The numeric knobs of a candidate's module with their alternatives, those in place included."""
         default = self.variant(candidate).module.CONFIGS[DTYPES[self.dtype]]
         found: dict[str, tuple[int, ...]] = {}
-        for ladder in LADDERS:
-            for name in (f.name for f in fields(default)):
-                if name not in found and _ladder(name) == ladder:
-                    found[name] = self._values(name, ladder, default)
+        for name, values in self._numeric.items():
+            if hasattr(default, name):
+                every = sorted({*values, getattr(default, name)})
+                found[name] = tuple(v for v in every if _accepted(default, name, v))
         return {name: values for name, values in found.items() if len(values) > 1}
 
     def neighbours(self, candidate: Candidate, structural: bool = True) -> Iterator[Candidate]:
@@ -176,12 +116,13 @@ class Space:
             yield from (candidate.moved(knob, v, False) for v in values if v != getattr(config, knob))
 
     def _structural_neighbours(self, candidate: Candidate) -> Iterator[Candidate]:
-        here = configure(self.form, dict(candidate.structure))
-        for knob in STRUCTURAL:
-            for word in self.structural.get(knob.name, ()):
-                moved = candidate.moved(knob.name, word, structural=True)
-                config = configure(self.form, dict(moved.structure))
-                if config != here and knob.near(_word(getattr(here, knob.name)), word):
+        here = structure(configure(self.form, dict(candidate.structure)))
+        for name, words in self.structural.items():
+            for word in words:
+                if word == here[name] or (name == "swap" and not _one_product_apart(here[name], word)):
+                    continue
+                moved = candidate.moved(name, word, structural=True)
+                if self._takes(moved):
                     yield self.fitting(moved)
 
     def guessed(self, multiprocessors: int) -> Candidate:
@@ -208,23 +149,13 @@ class Space:
             total *= len(values)
         return total
 
-    def _takes(self, knob: str, value: str) -> bool:
+    def _takes(self, candidate: Candidate) -> bool:
+        """Whether the structural settings go together."""
         try:
-            configure(self.form, {knob: value})
+            configure(self.form, dict(candidate.structure))
         except UserError:
             return False
         return True
-
-    def _values(self, name: str, ladder: Ladder, default: Any) -> tuple[int, ...]:
-        schedule = self.form.recurrence.layer.schedule
-        declared: tuple[int, ...] = ()
-        if ladder.declared == "chunk":
-            declared = schedule.chunk
-        elif ladder.declared:
-            choices = {c.name: c.values for c in getattr(schedule, ladder.declared)}
-            declared = choices.get(name.removeprefix(ladder.name), ())
-        values = sorted({*ladder.values, *declared, getattr(default, name)})
-        return tuple(v for v in values if _accepted(default, name, v))
 
     def _emitted(self, settings: dict[str, str]) -> Variant | str:
         planned = plan(self.form, configure(self.form, settings))
@@ -236,20 +167,6 @@ class Space:
         folder.mkdir(parents=True, exist_ok=True)
         write_all(folder, package([source]))
         return Variant(planned, load_file(folder / f"{source.name}.py"), source.text)
-
-
-def _word(value: object) -> str:
-    """A structural setting as `--config` writes it."""
-    return (
-        (",".join(value) or "none")
-        if isinstance(value, tuple)
-        else (YES_NO[value] if isinstance(value, bool) else str(value))
-    )
-
-
-def _ladder(field: str) -> Ladder | None:
-    """The ladder of a field: the longest name that fits (`state_tile_n` is no `tile_`)."""
-    return max((ladder for ladder in LADDERS if ladder.fits(field)), key=lambda l: len(l.name), default=None)
 
 
 def _accepted(config: Any, name: str, value: int) -> bool:
