@@ -150,7 +150,9 @@ def group_scores(
     TILE_N: ct.Constant[int],
     PACKED: ct.Constant[bool],
 ) -> None:
-    """Products of every two tokens of one chunk, before any decay: the same for all heads of a group."""
+    """Products of every token of one chunk with those that it reads, before any decay: the same for all heads of a
+    group.
+    """
     await_previous()
     chunks = ct.cdiv(C.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
@@ -161,11 +163,14 @@ def group_scores(
         B = B.slice(1, start, stop)
         C = C.slice(1, start, stop)
     group_g = ct.bid(1)
+    token = ct.arange(CHUNK, dtype=ct.int32)
 
     C_tile = load(C, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_C)  # [L, N]
     B_tile = load(B, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_B)  # [L, N]
     scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
     scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
+    causal = token[:, None] >= token[None, :]  # [L, L]
+    scores = ct.where(causal, scores, 0.0)  # [L, L]
     store(shared_scores, (lane, group_g, slot, 0), (1, 1, CHUNK, CHUNK), scores)
 
 
@@ -278,6 +283,7 @@ def walk_out(
         else:
             scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
             scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
+            scores = ct.where(causal, scores, 0.0)  # [L, L]
         read_S_carried = dot(C_tile, S_tile, read_S_carried, CARRIED)  # [L, P]
 
         # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
@@ -287,7 +293,7 @@ def walk_out(
         decay_left = exp2(  # [L, L]: what is left of token j at token i
             ct.minimum(decay_sum_tile[:, None] - decay_sum_tile[None, :], 0.0)
         )
-        score = ct.where(causal, scores * decay_left * step_tile[None, :], 0.0)  # [L, L]
+        score = scores * decay_left * step_tile[None, :]  # [L, L]
         x_tile = load(x, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_X)  # [L, P]
         read_S = dot(score, x_tile, read_S_carried * exp2(decay_sum_tile)[:, None], INTRA)  # [L, P]
         # mamba2.ssd:24  y = S[t] . C + D * x
