@@ -160,8 +160,7 @@ def group_scores(
     if PACKED:
         batch, start, stop = chunk_at(chunk_table, ct.bid(0))
         lane, slot, chunk = 0, ct.bid(0), 0
-        B = B.slice(1, start, stop)
-        C = C.slice(1, start, stop)
+        B, C = B.slice(1, start, stop), C.slice(1, start, stop)
     group_g = ct.bid(1)
     token = ct.arange(CHUNK, dtype=ct.int32)
 
@@ -195,8 +194,7 @@ def segment_states(
         _, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(last, start, stop)  # nothing enters a segment after the last
-        x = x.slice(1, start, stop)
-        B = B.slice(1, start, stop)
+        x, B = x.slice(1, start, stop), B.slice(1, start, stop)
     length = x.shape[1]
     n_tiles = ct.cdiv(S_part.shape[3], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
@@ -250,10 +248,8 @@ def walk_out(
         row = batch
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
-        x = x.slice(1, start, stop)
-        B = B.slice(1, start, stop)
-        C = C.slice(1, start, stop)
-        z = z.slice(1, start, stop)
+        x, B = x.slice(1, start, stop), B.slice(1, start, stop)
+        C, z = C.slice(1, start, stop), z.slice(1, start, stop)
         y = y.slice(1, start, stop)
     length = C.shape[1]
     p_tile = ct.bid(2)
@@ -520,8 +516,5 @@ def _portable(
 
 
 VARIANT = "plan=segmented swap=none weighted=row persistent=no layout_x=b,t,h,p internal_step=b,h,t"
-"""The knobs that this text was emitted with."""
-
-
 SPEC_DIGEST = "244914edeb3b24be07a7a876b03501de04e35d7ac289242c7c7942d855cdccde"
-"""SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+"""The knobs that this text was emitted with, and the SHA-256 of the spec's; emitted by ssdgen 0.1.0."""
