@@ -102,8 +102,7 @@ def segment_states(
         _, batch, start, stop, _, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(last, start, stop)  # nothing enters a segment after the last
-        k = k.slice(1, start, stop)
-        v = v.slice(1, start, stop)
+        k, v = k.slice(1, start, stop), v.slice(1, start, stop)
     length = v.shape[1]
     n_tiles = ct.cdiv(S_part.shape[3], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
@@ -141,10 +140,8 @@ def walk_out(
         row = batch
         sequence, batch, start, stop, _, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
-        q = q.slice(1, start, stop)
-        k = k.slice(1, start, stop)
-        v = v.slice(1, start, stop)
-        y = y.slice(1, start, stop)
+        q, k = q.slice(1, start, stop), k.slice(1, start, stop)
+        v, y = v.slice(1, start, stop), y.slice(1, start, stop)
     length = q.shape[1]
     p_tile = ct.bid(2)
     token = ct.arange(CHUNK, dtype=ct.int32)
@@ -304,8 +301,5 @@ def _portable(
 
 
 VARIANT = "plan=segmented swap=none weighted=row persistent=no"
-"""The knobs that this text was emitted with."""
-
-
 SPEC_DIGEST = "636e84bf9d657f62935aa8aaf2821449f80b3d49392c6395587fa20712fa875c"
-"""SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+"""The knobs that this text was emitted with, and the SHA-256 of the spec's; emitted by ssdgen 0.1.0."""

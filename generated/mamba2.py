@@ -150,7 +150,9 @@ def group_scores(
     TILE_N: ct.Constant[int],
     PACKED: ct.Constant[bool],
 ) -> None:
-    """Products of every two tokens of one chunk, before any decay: the same for all heads of a group."""
+    """Products of every token of one chunk with those that it reads, before any decay: the same for all heads of a
+    group.
+    """
     await_previous()
     chunks = ct.cdiv(C.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
@@ -158,14 +160,16 @@ def group_scores(
     if PACKED:
         batch, start, stop = chunk_at(chunk_table, ct.bid(0))
         lane, slot, chunk = 0, ct.bid(0), 0
-        B = B.slice(1, start, stop)
-        C = C.slice(1, start, stop)
+        B, C = B.slice(1, start, stop), C.slice(1, start, stop)
     group_g = ct.bid(1)
+    token = ct.arange(CHUNK, dtype=ct.int32)
 
     C_tile = load(C, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_C)  # [L, N]
     B_tile = load(B, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_B)  # [L, N]
     scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
     scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
+    causal = token[:, None] >= token[None, :]  # [L, L]
+    scores = ct.where(causal, scores, 0.0)  # [L, L]
     store(shared_scores, (lane, group_g, slot, 0), (1, 1, CHUNK, CHUNK), scores)
 
 
@@ -190,8 +194,7 @@ def segment_states(
         _, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(last, start, stop)  # nothing enters a segment after the last
-        x = x.slice(1, start, stop)
-        B = B.slice(1, start, stop)
+        x, B = x.slice(1, start, stop), B.slice(1, start, stop)
     length = x.shape[1]
     n_tiles = ct.cdiv(S_part.shape[3], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
@@ -245,10 +248,8 @@ def walk_out(
         row = batch
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
-        x = x.slice(1, start, stop)
-        B = B.slice(1, start, stop)
-        C = C.slice(1, start, stop)
-        z = z.slice(1, start, stop)
+        x, B = x.slice(1, start, stop), B.slice(1, start, stop)
+        C, z = C.slice(1, start, stop), z.slice(1, start, stop)
         y = y.slice(1, start, stop)
     length = C.shape[1]
     p_tile = ct.bid(2)
@@ -278,6 +279,7 @@ def walk_out(
         else:
             scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
             scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
+            scores = ct.where(causal, scores, 0.0)  # [L, L]
         read_S_carried = dot(C_tile, S_tile, read_S_carried, CARRIED)  # [L, P]
 
         # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
@@ -287,7 +289,7 @@ def walk_out(
         decay_left = exp2(  # [L, L]: what is left of token j at token i
             ct.minimum(decay_sum_tile[:, None] - decay_sum_tile[None, :], 0.0)
         )
-        score = ct.where(causal, scores * decay_left * step_tile[None, :], 0.0)  # [L, L]
+        score = scores * decay_left * step_tile[None, :]  # [L, L]
         x_tile = load(x, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_X)  # [L, P]
         read_S = dot(score, x_tile, read_S_carried * exp2(decay_sum_tile)[:, None], INTRA)  # [L, P]
         # mamba2.ssd:24  y = S[t] . C + D * x
@@ -514,8 +516,5 @@ def _portable(
 
 
 VARIANT = "plan=segmented swap=none weighted=row persistent=no layout_x=b,t,h,p internal_step=b,h,t"
-"""The knobs that this text was emitted with."""
-
-
 SPEC_DIGEST = "244914edeb3b24be07a7a876b03501de04e35d7ac289242c7c7942d855cdccde"
-"""SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+"""The knobs that this text was emitted with, and the SHA-256 of the spec's; emitted by ssdgen 0.1.0."""

@@ -114,8 +114,7 @@ def chunk_cumsum(
     if PACKED:
         batch, start, stop = chunk_at(chunk_table, ct.bid(0))
         lane, slot, chunk = 0, ct.bid(0), 0
-        i = i.slice(1, start, stop)
-        f = f.slice(1, start, stop)
+        i, f = i.slice(1, start, stop), f.slice(1, start, stop)
     length = i.shape[1]
     head_tile = ct.bid(1)
     token = chunk * CHUNK + ct.arange(CHUNK, dtype=ct.int32)
@@ -152,8 +151,7 @@ def segment_states_C(
         _, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(last, start, stop)  # nothing enters a segment after the last
-        k = k.slice(1, start, stop)
-        v = v.slice(1, start, stop)
+        k, v = k.slice(1, start, stop), v.slice(1, start, stop)
     length = v.shape[1]
     n_tiles = ct.cdiv(C_part.shape[3], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
@@ -242,10 +240,8 @@ def walk_out(
         row = batch
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
-        q = q.slice(1, start, stop)
-        k = k.slice(1, start, stop)
-        v = v.slice(1, start, stop)
-        y = y.slice(1, start, stop)
+        q, k = q.slice(1, start, stop), k.slice(1, start, stop)
+        v, y = v.slice(1, start, stop), y.slice(1, start, stop)
     length = q.shape[1]
     p_tile = ct.bid(2)
     token = ct.arange(CHUNK, dtype=ct.int32)
@@ -493,8 +489,5 @@ def _portable(
 
 
 VARIANT = "plan=segmented swap=none weighted=row persistent=no"
-"""The knobs that this text was emitted with."""
-
-
 SPEC_DIGEST = "1eb781cd19dea253f942e5647c0f71b3f5f97bef3a04bb410563e4911a2908e3"
-"""SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+"""The knobs that this text was emitted with, and the SHA-256 of the spec's; emitted by ssdgen 0.1.0."""

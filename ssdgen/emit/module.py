@@ -104,7 +104,7 @@ def emit(plan: Plan, portable_only: bool = False) -> ModuleSource:
         variant=_assigned("VARIANT", _variant(plan)),
         **host.context(),
     )
-    text = re.sub(r"\n+(?=\n(def|@|class|VARIANT|SPEC_DIGEST|CONFIGS) ?)", "\n\n", text).strip() + "\n"
+    text = re.sub(r"\n+(?=\n(def|@|class|VARIANT|CONFIGS) ?)", "\n\n", text).strip() + "\n"
     if "math." not in text:
         text = text.replace("import math\n", "")
     return ModuleSource(layer.name, text, plan, support_files())

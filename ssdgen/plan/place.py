@@ -82,7 +82,11 @@ def _sliced(builder: KernelBuilder) -> list[str]:
     """Cut every array of tokens to the sequence's."""
     time = builder.layer.time
     arrays = [p for p in builder.ordered_parameters() if p.role in ("input", "output") and time in p.axes]
-    return [f"    {p.name} = {p.name}.slice({p.axes.index(time)}, start, stop)" for p in arrays]
+    lines = []
+    for pair in (arrays[i : i + 2] for i in range(0, len(arrays), 2)):
+        cuts = ", ".join(f"{p.name}.slice({p.axes.index(time)}, start, stop)" for p in pair)
+        lines.append(f"    {', '.join(p.name for p in pair)} = {cuts}")
+    return lines
 
 
 def _tokens(builder: KernelBuilder) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.decays import Sums, decay_sums, decayed, grown, weight_tile
 from ssdgen.plan.lower import retime, where
 from ssdgen.plan.names import SHARED
-from ssdgen.plan.shared import group_of, product_key, product_name, scores_parameter
+from ssdgen.plan.shared import group_of, masked_once, product_key, product_name, scores_parameter
 from ssdgen.plan.walk import WalkBuilder, widen
 
 
@@ -93,7 +93,11 @@ def _product(parts: Parts, score: Score, vector: Expr, target: Ref) -> None:
         return
     buffer = builder.declare(scores_parameter(builder.form, score))
     load = replace(builder.load_tile(buffer, target), latency=builder.latency("scores"), cast=True)
-    parts.contract.append(When(builder.flag(SHARED, "shared"), (load,), (Zeros(target), dot)))
+    own: tuple[Statement, ...] = (Zeros(target), dot)
+    if masked_once(builder.form, score):
+        causal = builder.causal(parts.constant, score.at, target.axes)
+        own = (*own, Let(target, where(causal, target)))
+    parts.contract.append(When(builder.flag(SHARED, "shared"), (load,), own))
 
 
 def combine(parts: Parts, read: Read, carried: Ref) -> Ref:
@@ -132,20 +136,12 @@ def _score(parts: Parts, score: Score, sums: Sums) -> Ref:
             raise Unsupported("an input of the token before")
         product = parts.products[product_key(score)]
         weight = weight_tile(builder, parts.constant, parts.combine, builder.form.weight(score.weight))
-        causal, left = _causal(parts, score, product.axes), _left(parts, score, sums, product.axes)
-        value = where(causal, mul(product, left, retime(weight, time, KEY)))
+        value = mul(product, _left(parts, score, sums, product.axes), retime(weight, time, KEY))
+        if not (parts.walks and masked_once(builder.form, score)):
+            value = where(builder.causal(parts.constant, score.at, product.axes), value)
+        if value == product:
+            return product
         builder.known[key] = builder.name_value(parts.combine, score.name, value, axes=product.axes)
-    return builder.known[key]
-
-
-def _causal(parts: Parts, score: Score, axes: Axes) -> Expr:
-    """The mask of the tokens j that a token i reads: not those after it, nor itself if it reads the state before it."""
-    builder, time = parts.builder, parts.builder.layer.time
-    key = f"causal {score.at}"
-    if key not in builder.known:
-        mask = Apply("gt" if score.at == -1 else "ge", (Ref("token", (time,)), Ref("token", (KEY,))))
-        name = "causal" if score.at == 0 else "causal_before"
-        builder.known[key] = builder.name_value(parts.constant, name, mask, axes=axes)
     return builder.known[key]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ssdgen.ir.chunkform import ChunkForm, Score
 from ssdgen.ir.expr import Index, Ref, walk
-from ssdgen.ir.plan import KEY, Config, Dot, GroupKernel, Parameter, Slot, Statement, Store, Workspace, Zeros
-from ssdgen.plan.lower import inline, retime
+from ssdgen.ir.plan import KEY, Config, Dot, GroupKernel, Let, Parameter, Slot, Statement, Store, Workspace, Zeros
+from ssdgen.plan.lower import inline, retime, where
 from ssdgen.plan.names import SHARED
 from ssdgen.plan.place import CHUNK_TABLE, chunk_position, declare_packed
 from ssdgen.plan.walk import WalkBuilder, tile_constant
@@ -45,6 +45,12 @@ def shared_scores(form: ChunkForm) -> tuple[Score, ...]:
     return tuple(reversed(found.values()))
 
 
+def masked_once(form: ChunkForm, score: Score) -> bool:
+    """Whether the product of `score` can be zero already where no token may look: all that use it look as far."""
+    same = [s for s in form.scores if product_key(s) == product_key(score)]
+    return group_of(form, score) is not None and len({s.at for s in same}) == 1
+
+
 def scores_parameter(form: ChunkForm, score: Score) -> Parameter:
     """The buffer of a product: [batch, group, time, key], a row of a chunk's keys for each token."""
     layer, group = form.recurrence.layer, group_of(form, score)
@@ -77,6 +83,9 @@ def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
     keys = retime(builder.column(body, score.column, score.axis), layer.time, KEY)
     target = Ref(builder.names.of("value", product_name(form, score)), (layer.time, KEY))
     body += [Zeros(target), Dot(target, (vector, keys), score.axis, target, builder.constant("scores"))]
+    if masked_once(form, score):
+        causal = builder.causal(body, score.at, target.axes)
+        body.append(Let(target, where(causal, target)))
     parameter = scores_parameter(form, score)
     buffer = builder.declare(parameter)
     body.append(Store(buffer, builder.slots(buffer), target, target.axes))
@@ -87,7 +96,8 @@ def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
     return GroupKernel(
         name=f"group_{product_name(form, score)}",
         role=ROLE,
-        doc="Products of every two tokens of one chunk, before any decay: the same for all heads of a group.",
+        doc="Products of every token of one chunk with those that it reads, before any decay: the same for all heads of a"
+        " group.",
         parameters=builder.ordered_parameters(),
         grid=("cut.lanes * cut.slots", f"size_{group}"),
         position=(*chunk_position(builder), f"group_{group} = ct.bid(1)", *token, *builder.position),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
 from ssdgen.ir.expr import Apply, Axes, Expr, Ref, axes_of, mul
-from ssdgen.ir.plan import CHUNKS, Config, Load, Parameter, Slot, Statement, When, Zeros
+from ssdgen.ir.plan import CHUNKS, KEY, Config, Load, Parameter, Slot, Statement, When, Zeros
 from ssdgen.plan.builder import KernelBuilder
 from ssdgen.plan.lower import finite_on_padding, float32, inline, vanishes_on_padding, where
 
@@ -72,6 +72,14 @@ class WalkBuilder(KernelBuilder):
         time = self.layer.time
         position = Apply("add", (mul(Ref("chunk"), Ref("CHUNK")), Ref("token", (time,))))
         return Apply("lt", (position, Ref("length")))
+
+    def causal(self, section: list[Statement], at: int, axes: Axes) -> Ref:
+        """The mask of the tokens j that a token i reads: not those after it, nor itself if it reads the state before it."""
+        key, time = f"causal {at}", self.layer.time
+        if key not in self.known:
+            mask = Apply("gt" if at == -1 else "ge", (Ref("token", (time,)), Ref("token", (KEY,))))
+            self.known[key] = self.name_value(section, "causal_before" if at == -1 else "causal", mask, axes=axes)
+        return self.known[key]
 
     def load_tile(self, array: str, target: Ref) -> Load:
         """Load this block's tile of an array in the order of the target's axes."""

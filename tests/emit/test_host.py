@@ -167,7 +167,7 @@ def test_segments_fill_the_gpu(wanted: int, chunks: int, walks: int, expected: t
     """32 walks of 256 chunks are cut so that two blocks run on each of 132 multiprocessors; 192 walks are not cut."""
     linear = module(load_source("linear_attention").text)
     cut = importlib.import_module("._cut", linear.__package__)
-    assert cut.segments(wanted, chunks, walks, torch.empty(1)) == expected
+    assert cut.segments(wanted, chunks, walks, multiprocessors=132) == expected
 
 
 def test_a_plan_that_keeps_states_in_registers_says_how_much_it_can() -> None:

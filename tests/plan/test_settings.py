@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ssdgen.derive import chunk_form, recurrence
@@ -144,3 +146,15 @@ def test_a_plan_shows_its_knobs() -> None:
     assert (shown["warps_compute_out"], shown["segments"], shown["latency_scores"]) == ("4", "3", "2")
     persistent = describe(plan(form, configure(form, {"plan": "three_kernel", "persistent": "yes"})))
     assert "as many blocks as the GPU holds" in persistent
+
+
+@pytest.mark.parametrize("name", ["segmented", "single_walk"])
+def test_a_plan_of_one_wave_has_no_persistent_kernel(name: str) -> None:
+    """A Config made by hand is refused as the command line is, not emitted without a word."""
+    form = form_of("retnet")
+    made = plan(form, replace(configure(form, {"plan": name}), persistent=True))
+    assert (
+        made.refused
+        == f"{name} with a persistent kernel: the grids of other plans than three_kernel are one wave by construction"
+    )
+    assert not made.kernels

@@ -52,8 +52,7 @@ def searched(form: ChunkForm, only: Sequence[str] = ()) -> tuple[SpaceKnob, ...]
         exact = {k.name for k in knobs if k.name == word}
         named = exact or {k.name for k in knobs if k.name.startswith(f"{word}_")}
         if not named:
-            stems = dict.fromkeys(k.name for k in knobs)
-            hint = f"it has {', '.join(stems)}, and the beginnings of these, as latency"
+            hint = f"it has {', '.join(k.name for k in knobs)}, and the beginnings of these, as latency"
             raise UserError(f"{form.recurrence.layer.name} has no knob `{word}` to search", hint)
         chosen |= named
     return tuple(k for k in knobs if k.name in chosen)
@@ -90,7 +89,7 @@ class Variant:
     @property
     def name(self) -> str:
         """The structural knobs as a tuning table has them: what the module says itself."""
-        return str(getattr(self.module, "VARIANT", f"plan={self.plan.config.plan}"))
+        return str(self.module.VARIANT)
 
 
 class Space:

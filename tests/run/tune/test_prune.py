@@ -31,8 +31,8 @@ def test_the_launches_of_a_candidate_are_those_of_its_own_host_code(space: Space
     assert scalars.blocks == 2 * 4096 // 128
     assert ConstantArg("CHUNK", 128) in scalars.request.signature
     scores = kernels["group_scores"]
-    x, b_and_c, stored = 2 * 4096 * 8 * 64 * 2, 2 * 2 * 4096 * 128 * 2, 2 * 4096 * 128 * 2
-    assert scores.array_bytes == x + b_and_c + stored, "x stands in for the table of packed sequences"
+    b_and_c, stored, table = 2 * 2 * 4096 * 128 * 2, 2 * 4096 * 128 * 2, 8 * 4
+    assert scores.array_bytes == b_and_c + stored + table, "one row stands in for the table of packed sequences"
     assert found.launches[-1].request.hints == (("occupancy", 1),)
 
 
