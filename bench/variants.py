@@ -11,8 +11,8 @@ from ssdgen import pipeline
 from ssdgen.files import write_all
 
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
-    "mamba2 segmented": ("mamba2", {"plan": "segmented", "swap": "none", "state_tile_n": "128"}),
-    "mamba2 single_walk": ("mamba2", {"plan": "single_walk", "swap": "none"}),
+    "mamba2 three_kernel": ("mamba2", {"plan": "three_kernel", "swap": "carried,intra"}),
+    "mamba2 single_walk": ("mamba2", {"plan": "single_walk"}),
 }
 """Their names in the tables, with the spec and the knobs that differ from its defaults."""
 

@@ -89,8 +89,7 @@ def warm_steps(shapes: tuple[tuple[int, ...], ...], specs: tuple[str, ...]) -> l
         number = ",".join(map(str, shape))
         classes = tuple("1" if x == 1 else "16" if x % 16 == 0 else "any" for x in (b, h, g, p, n))
         for spec in specs:
-            tile = n if spec in VARIANTS else 0  # a walk keeps the whole axis, and is compiled for its length
-            steps.setdefault((spec, tile, classes), ("warm", spec, number))
+            steps.setdefault((spec, n, classes), ("warm", spec, number))
     return list(steps.values())
 
 

@@ -21,7 +21,7 @@ from ssdgen.run.checks import BOUNDS, one_thread, relative_error
 from ssdgen.run.gpu_peers import gpu_peer_checks
 from ssdgen.run.inputs import Case, Inputs, array_axes, draw
 from ssdgen.run.reference import reference
-from ssdgen.run.verify import run_trial
+from ssdgen.run.verify import packed, run_trial
 from ssdgen.spec import load_source, read_layer
 
 Row = dict[str, Any]
@@ -110,7 +110,8 @@ def verify(name: str, shape: str, quick: bool = False) -> Iterator[Row]:
 
 
 def gates(name: str, share: str, quick: bool = False) -> Iterator[Row]:
-    """The hardware and peer checks of `ssdgen verify`; of a `share` such as 0/3, every third trial."""
+    """The hardware and peer checks of `ssdgen verify`; of a `share` such as 0/3, every third trial. The first share has the
+    peers, the last one packed sequences."""
     first, step = map(int, share.split("/"))
     layer, module = layer_of(name), module_of(name)
     form, _ = pipeline.derive(name)
@@ -118,7 +119,8 @@ def gates(name: str, share: str, quick: bool = False) -> Iterator[Row]:
     trials = islice(kernel_trials(plan), first, None, step)
     hardware = (check for trial in trials for check in run_trial("hardware", plan, module, trial))
     peer = gpu_peer_checks(layer, module.forward, "cuda") if first == 0 else ()
-    for check in chain(hardware, peer):
+    sequences = packed("hardware", plan, module) if first == step - 1 else ()
+    for check in chain(hardware, peer, sequences):
         error = check.error if math.isfinite(check.error) else 1e30
         yield {
             "spec": name, "gate": check.gate, "name": check.name, "error": error, "bound": check.bound,

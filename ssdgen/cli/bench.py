@@ -72,6 +72,11 @@ def forward(
     search_peers: Annotated[
         bool, typer.Option("--search-peers", help="Let each peer search all it can again, and record what wins.")
     ] = False,
+    plans: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Which of ours beside the default, by commas; all of them if not given."),
+    ] = None,
+    scale: Annotated[bool, typer.Option("--scale/--no-scale", help="A token loop and attention, for scale.")] = True,
     rounds: Rounds = 40,
     seconds: Seconds = 540.0,
     workers: Workers = None,
@@ -84,14 +89,20 @@ def forward(
     from ssdgen.run.bench.forward import forward as measured
     from ssdgen.run.bench.measure import CudaMeter
     from ssdgen.run.bench.ours import PLANS
+    from ssdgen.run.bench.rows import DEFAULT
     from ssdgen.run.bench.shapes import SHAPES
 
-    shapes, subject = _shapes(shape, SHAPES), _subject(peers, PLANS)
+    ours = (
+        PLANS
+        if plans is None
+        else {name: PLANS[name] for name in dict.fromkeys((DEFAULT, *several(plans, PLANS, "--plans")))}
+    )
+    shapes, subject = _shapes(shape, SHAPES), _subject(peers, ours)
     file, save = _winners(winners, search_peers), _saver(out)
     with progress("bench forward") as step:
         document = measured(
             subject, shapes, CudaMeter(), environment(_command()), _effort(rounds, seconds, workers), file,
-            again=search_peers, progress=step, save=save,
+            again=search_peers, scale=scale, progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)
 

@@ -18,8 +18,9 @@ scores: read . column of two tokens; carried: read . entry state; intra: scores 
 """
 PRODUCTS: tuple[Product, ...] = ("scores", "carried", "intra", "state")
 
-Precision = Literal["bf16", "tf32", "tf32x3"]
-"""Operands of a product: bf16, TF32, or three TF32 products for float32 accuracy. Sums are float32 in all of them."""
+Precision = Literal["bf16", "bf16x2", "tf32", "tf32x3"]
+"""Operands of a product: bf16, bf16 with what rounding a float32 operand to it leaves in a product of its own, TF32, or three
+TF32 products for float32 accuracy. Sums are float32 in all of them."""
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 

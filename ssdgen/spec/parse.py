@@ -28,7 +28,7 @@ _WORDS = {
     "AXIS": "an axis",
     "DTYPE": "a dtype",
     "PRODUCT": "a product (scores, carried, intra, state)",
-    "PRECISION": "a precision (bf16, tf32, tf32x3)",
+    "PRECISION": "a precision (bf16, bf16x2, tf32, tf32x3)",
     "PLAN": "a plan",
     "SIDE": "a side (row, column)",
     "ANSWER": "yes or no",

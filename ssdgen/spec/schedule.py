@@ -107,7 +107,7 @@ class ScheduleReader:
         if dtype == "bf16":
             return for_bf16
         tf32: Precision = "tf32"
-        wider = tuple(dict.fromkeys(p if p != "bf16" else tf32 for p in for_bf16))
+        wider = tuple(dict.fromkeys(p if p not in ("bf16", "bf16x2") else tf32 for p in for_bf16))
         return self._mma.get((dtype, product), wider)
 
     def _once(self, knob: Word, subject: Word) -> bool:

@@ -21,7 +21,7 @@ Axes = tuple[str, ...]
 Launcher = Callable[[Any, tuple[int, ...], tuple[Any, ...]], None]
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-PRECISION = {"bf16": 0, "tf32": 1, "tf32x3": 2}
+PRECISION = {"bf16": 0, "tf32": 1, "tf32x3": 2, "bf16x2": 3}
 """Precisions of a product, as `_tiles.dot` takes them."""
 
 PRODUCTS = ("scores", "carried", "intra", "state")
@@ -331,6 +331,11 @@ def indexable(x: Tensor) -> Tensor:
 def stored(precision: str) -> torch.dtype:
     """The dtype of a buffer whose only reader is a product of this precision."""
     return BF16 if precision == "bf16" else F32
+
+
+def stored_scores(precision: str) -> torch.dtype:
+    """The dtype of scores that are stored for products of this precision, which weigh them in float32 first."""
+    return BF16 if precision in ("bf16", "bf16x2") else F32
 
 
 def covering(size: int) -> int:

@@ -9,8 +9,9 @@ import cuda.tile as ct
 
 ZERO = ct.PaddingMode.ZERO
 
-BF16, TF32, TF32X3 = 0, 1, 2
-"""Precisions of `dot`: operands in bf16, in TF32, or split in two TF32 halves for the accuracy of float32."""
+BF16, TF32, TF32X3, BF16X2 = 0, 1, 2, 3
+"""Precisions of `dot`: operands in bf16, in TF32, or split in two halves: of TF32 for the accuracy of float32, or of bf16,
+which leaves bf16 operands whole."""
 
 
 @ct.function
@@ -44,12 +45,27 @@ def dot(left: ct.Tile, right: ct.Tile, total: ct.Tile, precision: int) -> ct.Til
         return ct.mma(ct.astype(left, ct.bfloat16), ct.astype(right, ct.bfloat16), total)
     if precision == TF32:
         return ct.mma(ct.astype(left, ct.tfloat32), ct.astype(right, ct.tfloat32), total)
+    if precision == BF16X2:
+        return dot_halves(left, right, total)
     left_high = ct.astype(left, ct.tfloat32)
     right_high = ct.astype(right, ct.tfloat32)
     left_low = ct.astype(ct.astype(left, ct.float32) - ct.astype(left_high, ct.float32), ct.tfloat32)
     right_low = ct.astype(ct.astype(right, ct.float32) - ct.astype(right_high, ct.float32), ct.tfloat32)
     total = ct.mma(left_low, right_high, total)
     total = ct.mma(left_high, right_low, total)
+    return ct.mma(left_high, right_high, total)
+
+
+@ct.function
+def dot_halves(left: ct.Tile, right: ct.Tile, total: ct.Tile) -> ct.Tile:
+    """total + left @ right with operands in bf16, and what rounding takes from one of another dtype as a product more."""
+    left_high, right_high = ct.astype(left, ct.bfloat16), ct.astype(right, ct.bfloat16)
+    if left.dtype != ct.bfloat16:
+        left_low = ct.astype(ct.astype(left, ct.float32) - ct.astype(left_high, ct.float32), ct.bfloat16)
+        total = ct.mma(left_low, right_high, total)
+    if right.dtype != ct.bfloat16:
+        right_low = ct.astype(ct.astype(right, ct.float32) - ct.astype(right_high, ct.float32), ct.bfloat16)
+        total = ct.mma(left_high, right_low, total)
     return ct.mma(left_high, right_high, total)
 
 
