@@ -68,6 +68,9 @@ def kernel_trials(plan: Plan, given: Mapping[str, int] | None = None) -> Iterato
     accurate = replace(base, dtype=dtypes[-1], seed=2)
     for product in products:
         yield Trial(f"{dtypes[0]} {product} alone bf16", replace(base, dtype=dtypes[0]), {**exact, product: "bf16"})
+    for knob, value in _other_ways(plan):
+        yield Trial(f"{knob}={value}", accurate, {**exact, knob: value})
+        yield Trial(f"{dtypes[0]} {knob}={value}", replace(base, dtype=dtypes[0], seed=2), {knob: value})
     yield Trial("T=0", resized(accurate, {layer.time: 0}), exact)
     for name in _can_be_zero(layer):
         yield Trial(f"{name}=0", replace(accurate, zero=frozenset({name})), exact)
@@ -107,6 +110,13 @@ def _can_be_zero(layer: Layer) -> list[str]:
 def can_be_absent(layer: Layer) -> list[str]:
     """Inputs and initial states that a caller may leave out."""
     return [t.name for t in layer.inputs if not t.required] + [f"{s.name}0" for s in layer.states]
+
+
+def _other_ways(plan: Plan) -> Iterator[tuple[str, int]]:
+    """Fields of the Config that send a call this small through other kernels, or other parts of them, than it takes itself."""
+    names = {k.name for k in plan.knobs}
+    ways = (("share_scores_from", 1), ("segments", 3))
+    yield from (way for way in ways if way[0] in names)
 
 
 def _left_out(layer: Layer, case: Case) -> Iterator[Trial]:
