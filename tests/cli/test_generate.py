@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Command
 
-SHARED = ["__init__.py", "_cut.py", "_packed.py", "_runtime.py", "_tiles.py", "_tuned.py"]
+SHARED = ["__init__.py", "_cut.py", "_packed.py", "_runtime.py", "_segments.py", "_tiles.py", "_tuned.py"]
 
 
 def test_writes_a_package_and_says_what(ssdgen: Command) -> None:
