@@ -16,6 +16,7 @@ from ssdgen.emit.support._tuned import Entry, Key, compiler_version, dtype_names
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.layer import Layer
 from ssdgen.plan.names import key_inputs
+from ssdgen.plan.shapes import check_optional, sizes_of
 from ssdgen.run.inputs import Case, Dtype, dtype_of, takes
 from ssdgen.run.recorded import Call
 from ssdgen.run.tune.compile import CACHE_VARIABLE, Compiler
@@ -67,29 +68,6 @@ class Preview:
     considered: int
     candidates: tuple[Estimate, ...]
     removed: tuple[Removed, ...]
-
-
-def sizes_of(layer: Layer, shape: Mapping[str, int]) -> dict[str, int]:
-    """The length of every axis of a layer: as `shape` has it, else the declared size, 1 for groups.
-
-    Raises UserError for an unknown axis, a length below 1, a missing one, or groups that do not divide the heads.
-    """
-    known = [axis.name for axis in layer.axes]
-    for axis, length in shape.items():
-        if axis not in known:
-            raise UserError(f"{layer.name} has no axis `{axis}`", f"its axes are {', '.join(known)}")
-        if length < 1:
-            raise UserError(f"axis {axis} has length {length}", "lengths are 1 or more")
-    groups = {group.axis: 1 for group in layer.groups}
-    declared = {axis.name: axis.size for axis in layer.axes if axis.size is not None}
-    sizes = {**groups, **declared, **shape}
-    if missing := [axis for axis in known if axis not in sizes]:
-        hint = f"for example --shape {','.join(f'{axis}=...' for axis in missing)}"
-        raise UserError(f"the shape does not say how long {', '.join(missing)} is", hint)
-    for group in layer.groups:
-        if sizes[group.shared] % sizes[group.axis]:
-            raise UserError(f"{sizes[group.axis]} groups ({group.axis}) do not divide {sizes[group.shared]} heads")
-    return {axis: sizes[axis] for axis in known}
 
 
 def preview(
@@ -256,11 +234,8 @@ def _case(layer: Layer, shape: Mapping[str, int], dtype: Dtype, optional: Sequen
     """The call that is measured: no initial state, what has a narrower form in that one, of optional inputs those named."""
     if not takes(layer, dtype):
         raise UserError(f"{layer.name} takes no {dtype}")
+    check_optional(layer, optional)
     names = [t.name for t in layer.inputs if t.optional]
-    for name in optional:
-        if name not in names:
-            hint = f"it has {', '.join(names)}" if names else "it has none"
-            raise UserError(f"{layer.name} has no optional input `{name}`", hint)
     absent = {name for name in names if name not in optional} | {f"{s.name}0" for s in layer.states}
     forms = {t.name: t.narrower[0] for t in layer.inputs if t.narrower}
     return Case(sizes_of(layer, shape), dtype, absent=frozenset(absent), forms=forms)
