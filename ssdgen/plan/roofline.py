@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ssdgen.diagnostics import UserError
-from ssdgen.ir.build import ITEMSIZE
+from ssdgen.ir.build import ITEMSIZE, Element
 from ssdgen.ir.expr import Axes, Expr, Ref
 from ssdgen.ir.layer import Dtype, Layer, Tensor
 from ssdgen.ir.plan import (
@@ -40,7 +40,6 @@ from ssdgen.ir.plan import (
     WalkKernel,
     When,
 )
-from ssdgen.plan.config import DTYPES
 from ssdgen.plan.shapes import check_optional, input_dtype, sizes_of
 from ssdgen.plan.shared import FIELD
 
@@ -290,14 +289,14 @@ class _Point:
         axes = _passed(layer.tensor(p.argument), p.axes) if p.role == "input" else p.axes
         return _elements(axes, lengths) * ITEMSIZE[self.array_dtype(p)]
 
-    def array_dtype(self, p: Parameter) -> Dtype:
+    def array_dtype(self, p: Parameter) -> Element:
         """The dtype of an array; buffers that feed one product alone are in what it rounds them to anyway."""
         if p.dtype.startswith("like "):
             return input_dtype(self.layer, self.layer.tensor(p.dtype.removeprefix("like ")), self.dtype)
         rounded = {"carried": ("bf16",), "intra": ("bf16", "bf16x2")}.get(p.dtype)
         if rounded is not None:
             return "bf16" if self.knobs[p.dtype] in rounded else "f32"
-        return next(d for d in DTYPES if d == p.dtype)
+        return next(element for element in ITEMSIZE if element == p.dtype)
 
     def bf16_tiles(self, kernel: AnyKernel, statements: Iterable[Statement]) -> frozenset[str]:
         """The tiles that are loaded in bf16 and stay so."""
