@@ -40,7 +40,7 @@ from ssdgen.ir.plan import (
     WalkKernel,
     When,
 )
-from ssdgen.plan.shapes import check_optional, input_dtype, sizes_of
+from ssdgen.plan.shapes import check_dtype, check_optional, input_dtype, sizes_of
 from ssdgen.plan.shared import FIELD
 
 SegmentRule = Callable[[int, int, int, int], tuple[int, int]]
@@ -94,6 +94,8 @@ class Work:
 class Roofline:
     """A plan at a shape: the bytes that any plan moves, and the work of its kernels in launch order."""
 
+    sizes: Mapping[str, int]
+    dtype: Dtype
     compulsory: int
     segments: int
     kernels: tuple[Work, ...]
@@ -156,12 +158,13 @@ def roofline(
     layer = plan.form.recurrence.layer
     if plan.refused:
         raise UserError(f"{layer.name} has no kernels: {plan.refused}", "only the portable form computes it")
+    check_dtype(layer, dtype)
     sizes = sizes_of(layer, shape)
     check_optional(layer, (name for name in present if name not in {f"{s.name}0" for s in layer.states}))
     values = {k.name: dict(k.defaults)[dtype] for k in plan.knobs} | dict(knobs or {})
     point = _Point.at(plan, sizes, dtype, frozenset(present), values, rule, multiprocessors)
     works = tuple(point.work(k) for k in plan.kernels if point.runs(k))
-    return Roofline(compulsory_bytes(layer, sizes, dtype, present), point.segments, works)
+    return Roofline(sizes, dtype, compulsory_bytes(layer, sizes, dtype, present), point.segments, works)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,3 +51,10 @@ def check_optional(layer: Layer, names: Iterable[str]) -> None:
         if name not in known:
             hint = f"it has {', '.join(known)}" if known else "it has none"
             raise UserError(f"{layer.name} has no optional input `{name}`", hint)
+
+
+def check_dtype(layer: Layer, dtype: Dtype) -> None:
+    """Raise UserError for a dtype that no leading input of the layer has."""
+    taken = [d for name in sorted(leaders(layer)) for d in layer.tensor(name).dtypes]
+    if dtype not in taken:
+        raise UserError(f"{layer.name} takes no {dtype}", f"it takes {', '.join(dict.fromkeys(taken))}")

@@ -14,9 +14,10 @@ import torch
 from ssdgen import pipeline
 from ssdgen.emit.support._segments import segments
 from ssdgen.ir.chunkform import ChunkForm
+from ssdgen.ir.layer import Dtype
 from ssdgen.plan.roofline import roofline
 from ssdgen.run.emulate import launch, products
-from ssdgen.run.inputs import DTYPES, Case, Dtype, draw
+from ssdgen.run.inputs import DTYPES, Case, draw
 
 SPECS = ("mamba2", "retnet", "linear_attention", "simple_gla", "mlstm")
 PLANS = ("segmented", "single_walk", "three_kernel")
