@@ -211,7 +211,7 @@ def segment_states(
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
         carry = (  # [L]: what is left of a token's input at the end of the chunk
-            step_tile * exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
+            step_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
         )
         S_tile = dot(ct.transpose(x_tile) * carry[None, :], B_tile, exp2(decay_end) * S_tile, STATE)  # [P, N]
         S_left_tile = S_left_tile + decay_end
@@ -220,7 +220,7 @@ def segment_states(
         latency=LATENCY_S,
     )
     if ct.bid(2) == 0:
-        store(S_left, (lane, head, origin + segment), (1, 1, 1), S_left_tile)
+        store(S_left, (origin + segment, lane, head), (1, 1, 1), S_left_tile)
 
 
 @ct.kernel
@@ -263,7 +263,7 @@ def walk_out(
     else:
         S_tile = ct.zeros((TILE_N, TILE_P), dtype=ct.float32)  # [N, P]
     for before in range(segment):
-        S_left_tile = load(S_left, (lane, head, origin + before), (1, 1, 1))
+        S_left_tile = load(S_left, (origin + before, lane, head), (1, 1, 1))
         S_part_tile = load(S_part, (lane, head, origin + before, 0, p_tile), (1, 1, 1, TILE_N, TILE_P))  # [N, P]
         S_tile = exp2(S_left_tile) * S_tile + S_part_tile  # [N, P]
 
@@ -287,7 +287,7 @@ def walk_out(
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
         step_tile = load(step, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_left = exp2(  # [L, L]: what is left of token j at token i
-            ct.minimum(decay_sum_tile[:, None] - decay_sum_tile[None, :], 0.0)
+            -ct.abs(decay_sum_tile[:, None] - decay_sum_tile[None, :])
         )
         score = scores * decay_left * step_tile[None, :]  # [L, L]
         x_tile = load(x, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_X)  # [L, P]
@@ -302,7 +302,7 @@ def walk_out(
 
         # The state at the end of the chunk.
         carry = (  # [L]: what is left of a token's input at the end of the chunk
-            step_tile * exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
+            step_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
         )
         S_tile = dot(  # [N, P]
             ct.transpose(B_tile), ct.astype(x_tile, ct.float32) * carry[:, None], exp2(decay_end) * S_tile, STATE
@@ -410,8 +410,8 @@ def _segmented(
     )
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
     S_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=x.device)
-    # S_left[b h segment]: the sum of the log2 decays of S over each segment
-    S_left = torch.empty((cut.lanes, size_h, cut.parts), dtype=torch.float32, device=x.device)
+    # S_left[segment b h]: the sum of the log2 decays of S over each segment
+    S_left = torch.empty((cut.parts, cut.lanes, size_h), dtype=torch.float32, device=x.device)
     _rt.launch(
         stream,
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),

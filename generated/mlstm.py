@@ -165,13 +165,13 @@ def segment_states_C(
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
         carry = (  # [L]: what is left of a token's input at the end of the chunk
-            write_tile * exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
+            write_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
         )
         C_tile = dot(ct.transpose(v_tile) * carry[None, :], k_tile, exp2(decay_end) * C_tile, STATE)  # [P, N]
         C_left_tile = C_left_tile + decay_end
     store(C_part, (lane, head, origin + segment, n_tile, p_tile), (1, 1, 1, TILE_N, TILE_P), ct.transpose(C_tile))
     if ct.bid(2) == 0:
-        store(C_left, (lane, head, origin + segment), (1, 1, 1), C_left_tile)
+        store(C_left, (origin + segment, lane, head), (1, 1, 1), C_left_tile)
 
 
 @ct.kernel
@@ -206,13 +206,13 @@ def segment_states_N(
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
         carry = (  # [L]: what is left of a token's input at the end of the chunk
-            write_tile * exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
+            write_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
         )
         N_tile = exp2(decay_end) * N_tile + ct.sum(ct.transpose(k_tile) * carry[None, :], axis=1)  # [N]
         N_left_tile = N_left_tile + decay_end
     store(N_part, (lane, head, origin + segment, n_tile), (1, 1, 1, TILE_N), N_tile)
     if ct.bid(2) == 0:
-        store(N_left, (lane, head, origin + segment), (1, 1, 1), N_left_tile)
+        store(N_left, (origin + segment, lane, head), (1, 1, 1), N_left_tile)
 
 
 @ct.kernel
@@ -256,10 +256,10 @@ def walk_out(
     else:
         N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
     for before in range(segment):
-        C_left_tile = load(C_left, (lane, head, origin + before), (1, 1, 1))
+        C_left_tile = load(C_left, (origin + before, lane, head), (1, 1, 1))
         C_part_tile = load(C_part, (lane, head, origin + before, 0, p_tile), (1, 1, 1, TILE_N, TILE_P))  # [N, P]
         C_tile = exp2(C_left_tile) * C_tile + C_part_tile  # [N, P]
-        N_left_tile = load(N_left, (lane, head, origin + before), (1, 1, 1))
+        N_left_tile = load(N_left, (origin + before, lane, head), (1, 1, 1))
         N_part_tile = load(N_part, (lane, head, origin + before, 0), (1, 1, 1, TILE_N))  # [N]
         N_tile = exp2(N_left_tile) * N_tile + N_part_tile  # [N]
 
@@ -281,7 +281,7 @@ def walk_out(
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
         write_tile = load(write, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_left = exp2(  # [L, L]: what is left of token j at token i
-            ct.minimum(decay_sum_tile[:, None] - decay_sum_tile[None, :], 0.0)
+            -ct.abs(decay_sum_tile[:, None] - decay_sum_tile[None, :])
         )
         score = ct.where(causal, scores * decay_left * write_tile[None, :], 0.0)  # [L, L]
         v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V)  # [L, P]
@@ -293,13 +293,13 @@ def walk_out(
 
         # The state at the end of the chunk.
         carry = (  # [L]: what is left of a token's input at the end of the chunk
-            write_tile * exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
+            write_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
         )
         C_tile = dot(  # [N, P]
             ct.transpose(k_tile), ct.astype(v_tile, ct.float32) * carry[:, None], exp2(decay_end) * C_tile, STATE
         )
         carry_2 = (  # [L]: what is left of a token's input at the end of the chunk
-            write_tile * exp2(ct.minimum(decay_end - decay_sum_tile, 0.0))
+            write_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
         )
         N_tile = (  # [N]
             exp2(decay_end) * N_tile + ct.sum(ct.astype(ct.transpose(k_tile), ct.float32) * carry_2[None, :], axis=1)
@@ -387,12 +387,12 @@ def _segmented(
     decay_sum = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
     # C_part[b h segment n p]: the state C that each segment would end with if it began at zero
     C_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=v.device)
-    # C_left[b h segment]: the sum of the log2 decays of C over each segment
-    C_left = torch.empty((cut.lanes, size_h, cut.parts), dtype=torch.float32, device=v.device)
+    # C_left[segment b h]: the sum of the log2 decays of C over each segment
+    C_left = torch.empty((cut.parts, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     # N_part[b h segment n]: the state N that each segment would end with if it began at zero
     N_part = torch.empty((cut.lanes, size_h, cut.parts, size_n), dtype=torch.float32, device=v.device)
-    # N_left[b h segment]: the sum of the log2 decays of N over each segment
-    N_left = torch.empty((cut.lanes, size_h, cut.parts), dtype=torch.float32, device=v.device)
+    # N_left[segment b h]: the sum of the log2 decays of N over each segment
+    N_left = torch.empty((cut.parts, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     _rt.launch(
         stream,
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),

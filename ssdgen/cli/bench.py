@@ -218,9 +218,9 @@ def _winners(path: Path, search: bool) -> Path:
 
 
 def _command() -> str:
-    """This command, with DIR for folders: no machine's paths are recorded."""
-    words = sys.argv[1:]
-    return shlex.join(["ssdgen", *("DIR" if i and words[i - 1] in ("-o", "--out") else w for i, w in enumerate(words))])
+    """This command, with DIR for folders and FILE for files: no machine's paths are recorded."""
+    words, hidden = sys.argv[1:], {"-o": "DIR", "--out": "DIR", "--winners": "FILE"}
+    return shlex.join(["ssdgen", *(hidden.get(words[i - 1], w) if i else w for i, w in enumerate(words))])
 
 
 def _saver(out: Path | None) -> Callable[[Document], None]:

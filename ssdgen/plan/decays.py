@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ssdgen.ir.chunkform import ChunkForm, Decay, Weight
@@ -10,7 +11,7 @@ from ssdgen.ir.expr import ONE, ZERO, Apply, Axes, Const, Expr, Ref, is_per_toke
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import Config, Last, Parameter, Statement
 from ssdgen.plan.builder import KernelBuilder, Unsupported
-from ssdgen.plan.lower import at_most_0, clamp_log2, exp2, float32, inline
+from ssdgen.plan.lower import clamp_log2, exp2, float32, inline, minus_abs
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,14 @@ def _constant(
     return Sums(known[f"sum {name}"], before, last)
 
 
-def decayed(later: Expr, earlier: Expr) -> Expr:
-    """2^(later - earlier) for running sums later >= earlier; one if there is no decay."""
+def decayed(later: Expr, earlier: Expr, bounded: Callable[[Expr], Expr] = minus_abs) -> Expr:
+    """2^(later - earlier) for running sums later >= earlier; one if there is no decay.
+
+    `bounded` keeps the difference at most 0: `at_most_0` where it is differentiated.
+    """
     if later == ZERO and earlier == ZERO:
         return ONE
-    return exp2(at_most_0(Apply("sub", (later, earlier))))
+    return exp2(bounded(Apply("sub", (later, earlier))))
 
 
 def grown(total: Expr) -> Expr:

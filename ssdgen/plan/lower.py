@@ -83,6 +83,12 @@ def at_most_0(expr: Expr) -> Expr:
     return Apply("min", (expr, Const(0)))
 
 
+def minus_abs(expr: Expr) -> Expr:
+    """-|expr|: a difference of running sums as well, or of tokens in the wrong order anything finite that is at most 0. Signs
+    cost a kernel nothing, a minimum an instruction an element."""
+    return Apply("neg", (Apply("abs", (expr,)),))
+
+
 def clamp_log2(expr: Expr) -> Expr:
     """A token's log2 decay, clamped to [LOG2_MIN, 0]."""
     return fold(Apply("clamp", (expr, Const(LOG2_MIN), Const(0))))

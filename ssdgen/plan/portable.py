@@ -24,7 +24,7 @@ from ssdgen.ir.plan import (
     Slice,
 )
 from ssdgen.plan.decays import Sums, decayed, grown
-from ssdgen.plan.lower import clamp_log2, fold, inline, retime, where
+from ssdgen.plan.lower import at_most_0, clamp_log2, fold, inline, retime, where
 from ssdgen.plan.names import host_scope
 
 
@@ -171,7 +171,7 @@ class _Builder:
         axes = (self.layer.batch, time, KEY, head)
         sums = self.sums[score.decay]
         later = sums.before if score.at == -1 else sums.through
-        left = decayed(later, retime(sums.through, time, KEY))
+        left = decayed(later, retime(sums.through, time, KEY), at_most_0)
         vector = self.value(section, score.vector)
         column = retime(self.value(section, score.column, bool(score.lag)), time, KEY)
         inside = score.axis in axes_of(left)
@@ -238,7 +238,7 @@ class _Builder:
         total: Expr = mul(grown(sums.end), target)
         for i, term in enumerate(state.terms):
             lag = bool(term.lag)
-            carry = mul(self._weight(term.weight, section), decayed(sums.end, sums.through))
+            carry = mul(self._weight(term.weight, section), decayed(sums.end, sums.through, at_most_0))
             if axes_of(carry):
                 carry = self._name(section, "carry", carry)
             column = self.value(section, term.column, lag)

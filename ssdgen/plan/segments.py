@@ -167,7 +167,8 @@ def segment_workspaces(form: ChunkForm, config: Config) -> tuple[Workspace, ...]
         if form.decay(state.decay).kind != "none":
             left = _left(form, state)
             doc = f"the sum of the log2 decays of {state.name} over each segment"
-            out.append(Workspace(left.name, left.axes, shape[:3], "f32", doc))
+            shape = tuple(lengths.get(a, f"size_{a}") for a in left.axes)
+            out.append(Workspace(left.name, left.axes, shape, "f32", doc))
     return tuple(out)
 
 
@@ -188,8 +189,9 @@ def _part(form: ChunkForm, config: Config, state: ChunkState) -> Parameter:
 
 
 def _left(form: ChunkForm, state: ChunkState) -> Parameter:
-    name = f"{state.name}_left"
-    return Parameter(name, "workspace", name, _walks(form), "f32")
+    """Segments come first: with them last, its strides would be of another class, to be compiled for, from length to length."""
+    name, layer = f"{state.name}_left", form.recurrence.layer
+    return Parameter(name, "workspace", name, (SEGMENTS, layer.batch, layer.head), "f32")
 
 
 def _jump(builder: WalkBuilder, state: ChunkState, carried: Ref) -> list[Statement]:

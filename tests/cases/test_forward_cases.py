@@ -12,6 +12,7 @@ Rows that need what does not exist yet, with the topic of the work that brings i
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -337,15 +338,18 @@ def test_recompiles(mamba2: Subject) -> None:
     cuTile compiles a kernel once for its constants and the classes of its arrays' lengths and strides.
     """
     seen: set[object] = set()
-    names = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+    names = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int32: "i32"}
 
     def record(kernel: object, grid: object, args: tuple[object, ...]) -> None:
         key: list[object] = [kernel]
-        for a in args:
-            if isinstance(a, torch.Tensor):
+        kinds = inspect.signature(kernel._pyfunc).parameters.values()  # type: ignore[attr-defined]
+        for a, kind in zip(args, kinds, strict=True):
+            if kind.annotation in ("int", "float"):
+                key.append("scalar")
+            elif isinstance(a, torch.Tensor):
                 key.append(array_arg("", names[a.dtype], a.shape, a.stride()))  # type: ignore[arg-type]
             else:
-                key.append(a if not isinstance(a, float) else "scalar")
+                key.append(a)
             if isinstance(a, torch.Tensor) and not a.is_contiguous():
                 key.append("strided")
         seen.add(tuple(key))

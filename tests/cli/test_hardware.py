@@ -32,8 +32,8 @@ def test_build_shows_what_kernels_use(ssdgen: Command) -> None:
     assert "wgmma" in result.out
     assert "failed" not in result.out
     assert sorted(os.listdir("cubins")) == [
-        "retnet.walk_out.sm_90.bf16.cubin",
         "retnet.segment_states.sm_90.bf16.cubin",
+        "retnet.walk_out.sm_90.bf16.cubin",
     ]
     assert all(Path("cubins", name).read_bytes()[:4] == b"\x7fELF" for name in os.listdir("cubins"))
     data = json.loads(ssdgen("build", "retnet", "--arch", "sm_90", "--dtype", "bf16", "--json").out)

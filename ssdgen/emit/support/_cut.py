@@ -50,7 +50,8 @@ def cut(
     count, per_segment = segments(wanted, chunks, blocks, _multiprocessors(like))
     chunk_table = _packed.chunk_table(sequences, chunk)
     table = _packed.segment_table(sequences, chunk, per_segment)
-    return Cut(1, len(chunk_table), len(table), 1, int(count > 1), len(table), per_segment, chunk_table, table)
+    parts = _one_class(len(table))
+    return Cut(1, len(chunk_table), len(table), 1, int(count > 1), parts, per_segment, chunk_table, table)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -61,13 +62,19 @@ def _whole_cut(
     chunks = _rt.ceil_div(length, chunk)
     count, per_segment = segments(wanted, chunks, batch * blocks, multiprocessors)
     none = _no_table(device)
-    return Cut(batch, chunks, batch, count, count - 1, max(1, count - 1), per_segment, none, none)
+    parts = _one_class(count - 1) if count > 1 else 1
+    return Cut(batch, chunks, batch, count, count - 1, parts, per_segment, none, none)
 
 
 @functools.cache
 def _no_table(device: torch.device) -> Tensor:
     """What kernels of whole batches take for a table and never read."""
     return torch.zeros((1, 8), dtype=torch.int32, device=device)
+
+
+def _one_class(length: int) -> int:
+    """At least `length`, and neither 1 nor a multiple of 16: kernels are compiled for each of these classes of lengths."""
+    return max(2, length + (length % 16 == 0))
 
 
 def held(blocks: int, occupancy: int, like: Tensor) -> int:

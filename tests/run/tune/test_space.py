@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ssdgen.diagnostics import UserError
+from ssdgen.ir.schedule import PRECISIONS
 from ssdgen.plan import knob_space
 from ssdgen.plan.shapes import sizes_of
 from ssdgen.run.tune.space import Candidate, Space
@@ -57,7 +58,7 @@ def test_only_what_is_named_moves(space: Space, tmp_path: Path) -> None:
 def test_a_precision_moves_if_it_is_asked_for(space: Space, tmp_path: Path) -> None:
     narrow = Space(space.form, "bf16", space.sizes, tmp_path, ["intra"])
     moved = list(narrow.neighbours(Candidate()))
-    assert {narrow.config(c).intra for c in moved} == {"bf16", "tf32", "tf32x3"} - {narrow.config(Candidate()).intra}
+    assert {narrow.config(c).intra for c in moved} == set(PRECISIONS) - {narrow.config(Candidate()).intra}
     assert not any(
         dict(c.fields).keys() & {"scores", "carried", "intra", "state"} for c in space.neighbours(Candidate())
     )
