@@ -136,7 +136,7 @@ def verify(
 def tune_preview(
     form: ChunkForm,
     shape: Mapping[str, int],
-    dtype: Dtype,
+    dtype: InputDtype,
     optional: Sequence[str],
     only: Sequence[str],
     compiles: bool,
@@ -152,7 +152,7 @@ def tune_preview(
 def tune(
     form: ChunkForm,
     shapes: Sequence[Mapping[str, int]],
-    dtype: Dtype,
+    dtype: InputDtype,
     optional: Sequence[str],
     only: Sequence[str],
     seconds: float,

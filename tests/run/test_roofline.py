@@ -15,6 +15,7 @@ from ssdgen import pipeline
 from ssdgen.emit.support._segments import segments
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.layer import Dtype
+from ssdgen.ir.plan import SEGMENTS
 from ssdgen.plan.roofline import roofline
 from ssdgen.run.emulate import launch, products
 from ssdgen.run.inputs import DTYPES, Case, draw
@@ -92,6 +93,9 @@ def test_a_kernel_counts_what_it_is_launched_with_and_multiplies(
                 assert size == whole * 128 // (256 if parameters[name].role == "workspace" else 200), (
                     "one segment of two"
                 )
+            elif SEGMENTS in parameters[name].axes:
+                parts = given[w.kernel][name].shape[parameters[name].axes.index(SEGMENTS)]
+                assert size == whole // parts, "one segment has another after it"
             else:
                 assert size == whole, f"{w.kernel}: {name}"
     assert found.segments == (2 if plan == "segmented" else 1)
