@@ -55,16 +55,18 @@ F32 = ITEMSIZE["f32"]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a GPU does: bytes a second of a copy, operations a second of dense bf16 products, multiprocessors."""
+    """What a GPU does: bytes a second of a copy, operations a second of dense bf16 products."""
 
     bandwidth: float
     products: float
-    multiprocessors: int
 
 
-H200 = Rates(bandwidth=4.3e12, products=800e12, multiprocessors=132)
+H200 = Rates(bandwidth=4.3e12, products=800e12)
 """Measured on an H200: copies reach 4.2 to 4.3 TB/s, large dense bf16 products 780 to 990 TFLOP/s. TF32 has half
 the rate."""
+
+MULTIPROCESSORS = 132
+"""Those of an H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def roofline(
     dtype: Dtype = "bf16",
     present: Collection[str] = (),
     knobs: Mapping[str, int | str] | None = None,
-    multiprocessors: int = H200.multiprocessors,
+    multiprocessors: int = MULTIPROCESSORS,
 ) -> Roofline:
     """The work of `plan` at a shape (axis lengths by name; declared sizes and groups may be left out).
 

@@ -138,7 +138,7 @@ def test_a_plan_takes_the_longer_of_bytes_and_products_kernel_by_kernel() -> Non
     a, b = Work("a", (("x", 30),), 10, 20), Work("b", (("x", 5), ("y", 5)), 40, 40)
     both = Roofline({}, "bf16", 1, 1, (a, b))
     assert (both.bytes, both.operations, both.bf16_operations) == (40, 50, 60)
-    assert both.seconds(Rates(bandwidth=10, products=10, multiprocessors=1)) == 3 + 4
+    assert both.seconds(Rates(bandwidth=10, products=10)) == 3 + 4
 
 
 @pytest.mark.parametrize(
