@@ -15,7 +15,7 @@ Launches, latencies and all arithmetic outside the tensor cores are left out: a 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ssdgen.diagnostics import UserError
@@ -201,7 +201,7 @@ class _Point:
             walks = sizes[layer.batch] * sizes[layer.head] * prod(whole.times(walk).values())
             count, per_segment = rule(int(knobs["segments"]), whole.chunks, walks, multiprocessors)
         flags = present | ({"shared"} if whole.shares() else frozenset())
-        return cls(plan, sizes, dtype, knobs, flags, count, per_segment)
+        return replace(whole, flags=flags, segments=count, per_segment=per_segment)
 
     @property
     def layer(self) -> Layer:
