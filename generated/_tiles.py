@@ -76,6 +76,12 @@ def exp2(x: ct.Tile) -> ct.Tile:
 
 
 @ct.function
+def magnitude(x: ct.Tile, axis: int) -> ct.Tile:
+    """The largest |x| along an axis; never 0, so that it can be divided by."""
+    return ct.maximum(ct.max(ct.abs(x), axis=axis), 1e-30)
+
+
+@ct.function
 def await_previous() -> None:
     """Wait for what the kernel before wrote; the kernel behind may take up its position meanwhile."""
     ct.grid_dependency_control_launch_dependents()

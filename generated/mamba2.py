@@ -32,7 +32,7 @@ from torch import Tensor
 
 from . import _cut, _packed, _tuned
 from . import _runtime as _rt
-from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, silu, softplus, store
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, magnitude, segment_at, silu, softplus, store
 
 LOG2E = math.log2(math.e)
 
@@ -144,7 +144,7 @@ def chunk_cumsum(
 @ct.kernel
 def group_scores(
     B: ct.Array, C: ct.Array,
-    shared_scores: ct.Array,
+    shared_scores: ct.Array, shared_scores_own: ct.Array, shared_scores_scale: ct.Array,
     chunk_table: ct.Array,
     LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int], CHUNK: ct.Constant[int],
     TILE_N: ct.Constant[int],
@@ -168,9 +168,13 @@ def group_scores(
     B_tile = load(B, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_B)  # [L, N]
     scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
     scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
-    causal = token[:, None] >= token[None, :]  # [L, L]
-    scores = ct.where(causal, scores, 0.0)  # [L, L]
-    store(shared_scores, (lane, group_g, slot, 0), (1, 1, CHUNK, CHUNK), scores)
+    scores_own = ct.sum(ct.where(token[:, None] == token[None, :], scores, 0.0), axis=1)  # [L]: of a token with itself
+    causal_before = token[:, None] > token[None, :]  # [L, L]
+    scores = ct.where(causal_before, scores, 0.0)  # [L, L]
+    scores_scale = magnitude(scores, 0)  # [L]
+    store(shared_scores, (lane, group_g, slot, 0), (1, 1, CHUNK, CHUNK), scores / scores_scale[None, :])
+    store(shared_scores_own, (lane, group_g, slot), (1, 1, CHUNK), scores_own)
+    store(shared_scores_scale, (lane, group_g, slot), (1, 1, CHUNK), scores_scale)
 
 
 @ct.kernel
@@ -227,7 +231,8 @@ def segment_states(
 def walk_out(
     x: ct.Array, B: ct.Array, C: ct.Array, D: ct.Array, z: ct.Array,
     S0: ct.Array,
-    S_left: ct.Array, S_part: ct.Array, shared_scores: ct.Array, decay_sum: ct.Array, step: ct.Array,
+    S_left: ct.Array, S_part: ct.Array, shared_scores: ct.Array, shared_scores_scale: ct.Array,
+    shared_scores_own: ct.Array, decay_sum: ct.Array, step: ct.Array,
     segment_table: ct.Array,
     y: ct.Array,
     S_final: ct.Array,
@@ -276,22 +281,27 @@ def walk_out(
             scores = load(  # [L, L]
                 shared_scores, (lane, group_g, slot + chunk, 0), (1, 1, CHUNK, CHUNK), latency=LATENCY_SCORES
             ).astype(ct.float32)
+            scores_scale = load(shared_scores_scale, (lane, group_g, slot + chunk), (1, 1, CHUNK))  # [L]
+            scores_own = load(shared_scores_own, (lane, group_g, slot + chunk), (1, 1, CHUNK))  # [L]
         else:
             scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
             scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
             scores = ct.where(causal, scores, 0.0)  # [L, L]
+            scores_scale = ct.full((CHUNK,), 1.0, dtype=ct.float32)  # [L]
         read_S_carried = dot(C_tile, S_tile, read_S_carried, CARRIED)  # [L, P]
 
         # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
         step_tile = load(step, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
+        x_tile = load(x, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_X)  # [L, P]
         decay_left = exp2(  # [L, L]: what is left of token j at token i
             -ct.abs(decay_sum_tile[:, None] - decay_sum_tile[None, :])
         )
-        score = scores * decay_left * step_tile[None, :]  # [L, L]
-        x_tile = load(x, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_X)  # [L, P]
+        score = scores * decay_left * (step_tile * scores_scale)[None, :]  # [L, L]
         read_S = dot(score, x_tile, read_S_carried * exp2(decay_sum_tile)[:, None], INTRA)  # [L, P]
+        if SHARED:
+            read_S = read_S + (scores_own * step_tile)[:, None] * ct.astype(x_tile, ct.float32)  # [L, P]
         # mamba2.ssd:24  y = S[t] . C + D * x
         y_tile = read_S + D_tile[None, :] * ct.astype(x_tile, ct.float32)  # [L, P]
         if WITH_Z:
@@ -408,6 +418,14 @@ def _segmented(
         dtype=_rt.stored_scores(config.intra),
         device=x.device,
     )
+    # shared_scores_scale[b g t]: the largest of a keys scores, which those are divided by
+    shared_scores_scale = torch.empty(
+        (cut.lanes, size_g, cut.slots * config.chunk if shared else 1), dtype=torch.float32, device=x.device
+    )
+    # shared_scores_own[b g t]: the score of a token with itself, which is not among the others
+    shared_scores_own = torch.empty(
+        (cut.lanes, size_g, cut.slots * config.chunk if shared else 1), dtype=torch.float32, device=x.device
+    )
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
     S_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=x.device)
     # S_left[segment b h]: the sum of the log2 decays of S over each segment
@@ -427,8 +445,9 @@ def _segmented(
             _rt.hinted(group_scores, config.occupancy_group_scores, config.warps_group_scores),
             (cut.lanes * cut.slots, size_g),
             (
-                B, C, shared_scores, cut.chunk_table, config.latency_C, config.latency_B, _rt.PRECISION[config.scores],
-                config.chunk, _rt.covering(size_n), sequences is not None,
+                B, C, shared_scores, shared_scores_own, shared_scores_scale, cut.chunk_table, config.latency_C,
+                config.latency_B, _rt.PRECISION[config.scores], config.chunk, _rt.covering(size_n),
+                sequences is not None,
             ),
             early=True,
         )
@@ -453,10 +472,11 @@ def _segmented(
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
             x, B, C, D, _rt.indexable(_rt.given(z, x)), _rt.given(S0, S_final), S_left, S_part, shared_scores,
-            decay_sum, step, cut.segment_table, y, S_final, cut.per_segment, config.latency_C, config.latency_B,
-            _rt.PRECISION[config.scores], config.latency_scores, _rt.PRECISION[config.carried], config.latency_x,
-            _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p,
-            sequences is not None, S0 is not None, shared, z is not None,
+            shared_scores_scale, shared_scores_own, decay_sum, step, cut.segment_table, y, S_final, cut.per_segment,
+            config.latency_C, config.latency_B, _rt.PRECISION[config.scores], config.latency_scores,
+            _rt.PRECISION[config.carried], config.latency_x, _rt.PRECISION[config.intra], _rt.PRECISION[config.state],
+            config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None, shared,
+            z is not None,
         ),
         early=True,
     )

@@ -253,7 +253,7 @@ class Host:
         return broken(f"{', '.join(f'size_{a}' for a in needed)} = ", ", ".join(sources), "    ")
 
     def _workspace(self, w: Workspace) -> _Workspace:
-        stored = {"carried": "_rt.stored(config.carried)", "intra": "_rt.stored_scores(config.intra)"}
+        stored = {"carried": "_rt.stored(config.carried)", "scores": "_rt.stored_scores(config.intra)"}
         dtype = stored.get(w.dtype) or DTYPES[w.dtype]
         shape = f"({', '.join(w.shape)})"
         name, leader = self._names.of("workspace", w.name), self.host(self._plan.leader)

@@ -59,6 +59,7 @@ HELPERS = (
         "load",
         "log1p",
         "log_sigmoid",
+        "magnitude",
         "segment_at",
         "sigmoid",
         "silu",

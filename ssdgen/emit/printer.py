@@ -22,6 +22,7 @@ _INFIX = {
     "ge": (">=", COMPARISON),
     "gt": (">", COMPARISON),
     "lt": ("<", COMPARISON),
+    "eq": ("==", COMPARISON),
     "and": ("&", BITWISE),
 }
 _COMMUTES = {"add", "mul"}

@@ -16,6 +16,7 @@ from ssdgen.ir.plan import (
     Last,
     Let,
     Load,
+    Magnitude,
     PortableStatement,
     Shift,
     Slice,
@@ -65,7 +66,10 @@ class CutileStatements:
             case Let(target=target, value=value, line=line, note=note):
                 shape = self._comment.shape(target.axes)
                 comment = ": ".join(part for part in (shape, note) if part)
-                code = assign(target.name, self.expr(value, target.axes), indent, comment)
+                text = self.expr(value, target.axes)
+                if target.axes and isinstance(value, Const):
+                    text = f"ct.full({self.extents(target.axes)}, {text}, dtype=ct.float32)"
+                code = assign(target.name, text, indent, comment)
                 spec = self._comment.spec(line)
                 return code if spec is None else f"{indent}{spec}\n{code}"
             case Zeros(target=target):
@@ -78,6 +82,9 @@ class CutileStatements:
                 return assign(
                     target.name, f"ct.extract({value.name}, index=(CHUNK - 1,), shape=(1,)).reshape(())", indent
                 )
+            case Magnitude(target=target, value=value, over=over):
+                code = f"magnitude({value.name}, {value.axes.index(over)})"
+                return assign(target.name, code, indent, self._comment.shape(target.axes))
             case Dot():
                 return self._dot(s, indent)
             case Store():

@@ -27,7 +27,7 @@ CHUNKS = "chunk'"
 SEGMENTS = "segment'"
 """The axis of the segments that a sequence is cut into, along which their end states are stored."""
 
-TILE_OPS: dict[str, int] = {"float32": 1, "where": 3, "ge": 2, "gt": 2, "lt": 2, "and": 2}
+TILE_OPS: dict[str, int] = {"float32": 1, "where": 3, "ge": 2, "gt": 2, "lt": 2, "eq": 2, "and": 2}
 """Operations that occur in plans only, beside those of `ssdgen.ir.expr.OPS`."""
 
 Role = Literal["input", "initial", "workspace", "table", "output", "final", "scalar", "constant", "flag"]
@@ -116,6 +116,15 @@ class Last:
 
 
 @dataclass(frozen=True, slots=True)
+class Magnitude:
+    """target = the largest |value| over axis `over`; never 0."""
+
+    target: Ref
+    value: Ref
+    over: str
+
+
+@dataclass(frozen=True, slots=True)
 class Dot:
     """target = accumulator + left . right over axis `over`, on the tensor cores.
 
@@ -150,7 +159,7 @@ class When:
     otherwise: tuple[Statement, ...] = ()
 
 
-Statement = Load | Zeros | Let | Cumsum | Last | Dot | Store | When
+Statement = Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Store | When
 
 
 def flattened(statements: Iterable[Statement]) -> Iterator[Statement]:

@@ -16,6 +16,7 @@ from ssdgen.ir.plan import (
     Last,
     Let,
     Load,
+    Magnitude,
     Parameter,
     Role,
     Slot,
@@ -249,7 +250,7 @@ class KernelBuilder:
 
 def _operands(statement: Statement) -> tuple[Expr, ...]:
     match statement:
-        case Let(value=value) | Cumsum(value=value) | Last(value=value) | Store(value=value):
+        case Let(value=value) | Cumsum(value=value) | Last(value=value) | Magnitude(value=value) | Store(value=value):
             return (value,)
         case Dot(factors=factors, accumulator=accumulator):
             return (*factors, accumulator)
@@ -281,5 +282,5 @@ def _map(statement: Statement, widened: set[str], rule: Callable[[Expr], Expr | 
         case When(body=body, otherwise=otherwise):
             mapped = (tuple(_map(s, widened, rule) for s in part) for part in (body, otherwise))
             return When(statement.flag, *mapped)
-        case Last() | Zeros():
+        case Last() | Magnitude() | Zeros():
             return statement

@@ -18,6 +18,7 @@ from ssdgen.ir.plan import (
     Last,
     Let,
     Load,
+    Magnitude,
     OutputKernel,
     Parameter,
     Plan,
@@ -107,7 +108,7 @@ def _statements(statements: Iterable[Statement], indent: str = "  ") -> Iterator
             yield from _statements(statement.otherwise, f"{indent}  ")
 
 
-def _statement(statement: Load | Zeros | Let | Cumsum | Last | Dot | Store) -> str:
+def _statement(statement: Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Store) -> str:
     match statement:
         case Load(target=target, array=array, slots=slots, latency=latency):
             return f"{_named(target)} = load {array}{_slots(slots)}" + (f"  {latency}" if latency else "")
@@ -117,6 +118,8 @@ def _statement(statement: Load | Zeros | Let | Cumsum | Last | Dot | Store) -> s
             return f"{_named(target)} = {_text(value)}" + (f"  # {note}" if note else "")
         case Cumsum(target=target, value=value):
             return f"{_named(target)} = cumsum({_text(value)})"
+        case Magnitude(target=target, value=value, over=over):
+            return f"{_named(target)} = largest |{_text(value)}| over {over}"
         case Last(target=target, value=value):
             return f"{_named(target)} = last({_text(value)})"
         case Dot(target=target, factors=(left, right), over=over, accumulator=total, precision=precision):

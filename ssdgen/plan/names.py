@@ -17,6 +17,7 @@ RESERVED = frozenset(
         "await_previous",
         "segment_at",
         "exp2",
+        "magnitude",
         "sigmoid",
         "log1p",
         "log_sigmoid",

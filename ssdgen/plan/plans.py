@@ -15,7 +15,7 @@ from ssdgen.plan.config import default_config, knobs
 from ssdgen.plan.outputs import output_kernel
 from ssdgen.plan.portable import portable
 from ssdgen.plan.segments import segment_kernel, segment_workspaces, walk_kernel
-from ssdgen.plan.shared import FIELD, group_kernel, group_workspace, shared_scores
+from ssdgen.plan.shared import FIELD, group_kernel, group_workspaces, shared_scores
 from ssdgen.plan.states import entry_workspace, state_kernel
 from ssdgen.plan.tokens import token_kernel, workspaces
 
@@ -58,7 +58,7 @@ def _kernels(form: ChunkForm, config: Config) -> tuple[AnyKernel, ...]:
 
 
 def _workspaces(form: ChunkForm, config: Config) -> tuple[Workspace, ...]:
-    scalars, shared = workspaces(form, config), tuple(group_workspace(form, s) for s in shared_scores(form))
+    scalars, shared = workspaces(form, config), tuple(w for s in shared_scores(form) for w in group_workspaces(form, s))
     match config.plan:
         case "three_kernel":
             return (*scalars, *(entry_workspace(form, s) for s in form.states))

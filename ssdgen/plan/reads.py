@@ -9,15 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ssdgen.ir.chunkform import ChunkForm, Read, Score
+from ssdgen.ir.chunkform import ChunkForm, Interaction, Read, Score
 from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, mul
 from ssdgen.ir.layer import Gate, Output
-from ssdgen.ir.plan import KEY, Dot, Let, Parameter, Statement, Store, When, Zeros
+from ssdgen.ir.plan import KEY, Dot, Let, Load, Parameter, Statement, Store, When, Zeros
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.decays import Sums, decay_sums, decayed, grown, weight_tile
 from ssdgen.plan.lower import retime, where
 from ssdgen.plan.names import SHARED
-from ssdgen.plan.shared import group_of, masked_once, product_key, product_name, scores_parameter
+from ssdgen.plan.shared import (
+    group_of,
+    masked_once,
+    product_key,
+    product_name,
+    reads_itself,
+    scores_parameter,
+    token_parameter,
+)
 from ssdgen.plan.walk import WalkBuilder, widen
 
 
@@ -26,6 +34,7 @@ class Parts:
     """A kernel in the making: its builder, the axes its states share, and statements by section.
 
     `before` is what no loop of the kernel changes. A walk over chunks puts there what is the same in every chunk too.
+    `products`, their `scales` by key, and the scores of tokens with themselves that are kept apart (`own`), are by product.
     """
 
     builder: WalkBuilder
@@ -38,6 +47,8 @@ class Parts:
     outputs: list[Statement] = field(default_factory=list)
     accumulators: list[Ref] = field(default_factory=list)
     products: dict[str, Ref] = field(default_factory=dict)
+    scales: dict[str, Ref] = field(default_factory=dict)
+    own: dict[str, Ref] = field(default_factory=dict)
 
     @property
     def constant(self) -> list[Statement]:
@@ -91,13 +102,26 @@ def _product(parts: Parts, score: Score, vector: Expr, target: Ref) -> None:
         parts.accumulators.append(target)
         parts.contract.append(dot)
         return
+    time = builder.layer.time
     buffer = builder.declare(scores_parameter(builder.form, score))
-    load = replace(builder.load_tile(buffer, target), latency=builder.latency("scores"), cast=True)
-    own: tuple[Statement, ...] = (Zeros(target), dot)
+    loads = [replace(builder.load_tile(buffer, target), latency=builder.latency("scores"), cast=True)]
+    scale = Ref(builder.names.fresh(f"{target.name}_scale"), (time,))
+    loads.append(_row_of(builder, score, "scale", scale))
+    parts.scales[product_key(score)] = scale
+    if reads_itself(builder.form, score):
+        own = Ref(builder.names.fresh(f"{target.name}_own"), (time,))
+        loads.append(_row_of(builder, score, "own", own))
+        parts.own[product_key(score)] = own
+    here: list[Statement] = [Zeros(target), dot]
     if masked_once(builder.form, score):
-        causal = builder.causal(parts.constant, score.at, target.axes)
-        own = (*own, Let(target, where(causal, target)))
-    parts.contract.append(When(builder.flag(SHARED, "shared"), (load,), own))
+        here.append(Let(target, where(builder.causal(parts.constant, score.at, target.axes), target)))
+    here.append(Let(scale, ONE))
+    parts.contract.append(When(builder.flag(SHARED, "shared"), tuple(loads), tuple(here)))
+
+
+def _row_of(builder: WalkBuilder, score: Score, what: str, target: Ref) -> Load:
+    """Load what is stored for each token beside a shared product."""
+    return builder.load_tile(builder.declare(token_parameter(builder.form, score, what)), target)
 
 
 def combine(parts: Parts, read: Read, carried: Ref) -> Ref:
@@ -108,7 +132,9 @@ def combine(parts: Parts, read: Read, carried: Ref) -> Ref:
     total: Expr = mul(carried, grown(sums.before if earlier else sums.through))
     axes = _oriented(parts, tuple(a for a in (time, parts.row) if a in carried.axes))
     target = Ref(builder.names.of("read", read.name), axes)
+    itself: list[Expr] = []
     for interaction in read.interactions:
+        itself += _own(parts, interaction)
         scores = _score(parts, builder.form.score(interaction.score), sums)
         if interaction.row is None:
             total = Apply("add", (total, Contract(scores, ONE, KEY)))
@@ -119,7 +145,23 @@ def combine(parts: Parts, read: Read, carried: Ref) -> Ref:
             total = target
     if total != target:
         parts.combine.append(Let(target, total))
+    if itself:
+        parts.combine.append(When(builder.flag(SHARED, "shared"), (Let(target, Apply("add", (target, *itself))),)))
     return target
+
+
+def _own(parts: Parts, interaction: Interaction) -> list[Expr]:
+    """What a token reads of itself, where shared scores leave that out."""
+    builder = parts.builder
+    score = builder.form.score(interaction.score)
+    own = parts.own.get(product_key(score))
+    if own is None:
+        return []
+    weight = weight_tile(builder, parts.constant, parts.combine, builder.form.weight(score.weight))
+    if interaction.row is None:
+        return [mul(own, weight)]
+    assert parts.row is not None
+    return [mul(own, weight, widen(builder.row(parts.combine, interaction.row, parts.row)))]
 
 
 def _oriented(parts: Parts, axes: Axes) -> Axes:
@@ -136,7 +178,8 @@ def _score(parts: Parts, score: Score, sums: Sums) -> Ref:
             raise Unsupported("an input of the token before")
         product = parts.products[product_key(score)]
         weight = weight_tile(builder, parts.constant, parts.combine, builder.form.weight(score.weight))
-        value = mul(product, _left(parts, score, sums, product.axes), retime(weight, time, KEY))
+        scale = parts.scales.get(product_key(score), ONE)
+        value = mul(product, _left(parts, score, sums, product.axes), retime(mul(weight, scale), time, KEY))
         if not (parts.walks and masked_once(builder.form, score)):
             value = where(builder.causal(parts.constant, score.at, product.axes), value)
         if value == product:

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from ssdgen.ir.chunkform import ChunkForm, Score
-from ssdgen.ir.expr import Index, Ref, walk
-from ssdgen.ir.plan import KEY, Config, Dot, GroupKernel, Let, Parameter, Slot, Statement, Store, Workspace, Zeros
+from ssdgen.ir.expr import ONE, Apply, Contract, Index, Ref, walk
+from ssdgen.ir.plan import (
+    KEY,
+    Config,
+    Dot,
+    GroupKernel,
+    Let,
+    Magnitude,
+    Parameter,
+    Slot,
+    Statement,
+    Store,
+    Workspace,
+    Zeros,
+)
 from ssdgen.plan.lower import inline, retime, where
 from ssdgen.plan.names import SHARED
 from ssdgen.plan.place import CHUNK_TABLE, chunk_position, declare_packed
@@ -52,21 +65,24 @@ def masked_once(form: ChunkForm, score: Score) -> bool:
 
 
 def scores_parameter(form: ChunkForm, score: Score) -> Parameter:
-    """The buffer of a product: [batch, group, time, key], a row of a chunk's keys for each token."""
+    """The buffer of a product: [batch, group, time, key], a row of a chunk's keys for each token, over the scale of the key."""
     layer, group = form.recurrence.layer, group_of(form, score)
     assert group is not None
     name = f"shared_{product_name(form, score)}"
-    return Parameter(name, "workspace", name, (layer.batch, group, layer.time, KEY), _dtype(form, score))
+    return Parameter(name, "workspace", name, (layer.batch, group, layer.time, KEY), "scores")
 
 
-def _dtype(form: ChunkForm, score: Score) -> str:
-    """`intra`, what that product rounds weighted scores to anyway; float32 where they are summed."""
-    summed = any(
-        i.row is None and product_key(form.score(i.score)) == product_key(score)
-        for r in form.reads
-        for i in r.interactions
-    )
-    return "f32" if summed else "intra"
+def token_parameter(form: ChunkForm, score: Score, what: str) -> Parameter:
+    """A buffer [batch, group, time] beside the product's: the `scale` of each key's scores, or a token's `own` score."""
+    layer, group = form.recurrence.layer, group_of(form, score)
+    assert group is not None
+    name = f"shared_{product_name(form, score)}_{what}"
+    return Parameter(name, "workspace", name, (layer.batch, group, layer.time), "f32")
+
+
+def reads_itself(form: ChunkForm, score: Score) -> bool:
+    """Whether a token's score with itself can be kept apart in float32: the heaviest one, since nothing has decayed."""
+    return masked_once(form, score) and score.at == 0
 
 
 def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
@@ -83,12 +99,22 @@ def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
     keys = retime(builder.column(body, score.column, score.axis), layer.time, KEY)
     target = Ref(builder.names.of("value", product_name(form, score)), (layer.time, KEY))
     body += [Zeros(target), Dot(target, (vector, keys), score.axis, target, builder.constant("scores"))]
+    rows: list[tuple[str, Ref]] = []
+    if reads_itself(form, score):
+        same = Apply("eq", (Ref("token", (layer.time,)), Ref("token", (KEY,))))
+        itself = Contract(where(same, target), ONE, KEY)
+        rows.append(("own", builder.name_value(body, f"{target.name}_own", itself, "of a token with itself")))
     if masked_once(form, score):
-        causal = builder.causal(body, score.at, target.axes)
-        body.append(Let(target, where(causal, target)))
-    parameter = scores_parameter(form, score)
-    buffer = builder.declare(parameter)
-    body.append(Store(buffer, builder.slots(buffer), target, target.axes))
+        earlier = builder.causal(body, -1, target.axes)
+        body.append(Let(target, where(earlier, target)))
+    scale = Ref(builder.names.fresh(f"{target.name}_scale"), (KEY,))
+    body.append(Magnitude(scale, target, layer.time))
+    rows.append(("scale", scale))
+    buffer = builder.declare(scores_parameter(form, score))
+    body.append(Store(buffer, builder.slots(buffer), Apply("div", (target, scale)), target.axes))
+    for what, value in rows:
+        array = builder.declare(token_parameter(form, score, what))
+        body.append(Store(array, builder.slots(array), value, value.axes))
     builder.constant("chunk")
     builder.constant(f"tile_{score.axis}", f"size_{score.axis}")
     builder.finish(body)
@@ -107,11 +133,17 @@ def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
     )
 
 
-def group_workspace(form: ChunkForm, score: Score) -> Workspace:
-    """The buffer of the product of `score`, padded to whole chunks; of one row where heads are not to share."""
+def group_workspaces(form: ChunkForm, score: Score) -> tuple[Workspace, ...]:
+    """The buffers of the product of `score`, padded to whole chunks; of one row where heads are not to share."""
     parameter = scores_parameter(form, score)
     group = parameter.axes[1]
-    shape = ("cut.lanes", f"size_{group}", "cut.slots * config.chunk if shared else 1", "config.chunk")
-    return Workspace(
-        parameter.name, parameter.axes, shape, parameter.dtype, f"{product_key(score)} of a chunk's tokens"
-    )
+    shape = ("cut.lanes", f"size_{group}", "cut.slots * config.chunk if shared else 1")
+    notes = {"scale": "the largest of a key's scores, which those are divided by"}
+    if reads_itself(form, score):
+        notes["own"] = "the score of a token with itself, which is not among the others"
+    rows = []
+    for what, note in notes.items():
+        buffer = token_parameter(form, score, what)
+        rows.append(Workspace(buffer.name, buffer.axes, shape, "f32", note))
+    doc = f"{product_key(score)} of a chunk's tokens"
+    return (Workspace(parameter.name, parameter.axes, (*shape, "config.chunk"), parameter.dtype, doc), *rows)

@@ -206,7 +206,7 @@ def test_nan_never_passes() -> None:
 def test_bounds() -> None:
     """The numbers the project promises; a change here is a change of the promise."""
     assert BOUNDS == {
-        **{"f64": 1e-12, "f32": 1e-5, "tf32x3": 1e-5, "tf32": 1e-3, "f16": 1e-3, "bf16x2": 5e-3, "bf16": 5e-3}
+        **{"f64": 1e-12, "f32": 1e-5, "tf32x3": 1e-5, "tf32": 1e-3, "f16": 1e-3, "bf16x2": 1e-3, "bf16": 5e-3}
     }
     assert bound(torch.float32, ["tf32x3", "tf32"]) == 1e-3
     assert bound(torch.bfloat16, ["tf32x3"]) == 5e-3

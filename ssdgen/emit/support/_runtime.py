@@ -334,8 +334,8 @@ def stored(precision: str) -> torch.dtype:
 
 
 def stored_scores(precision: str) -> torch.dtype:
-    """The dtype of scores that are stored for products of this precision, which weigh them in float32 first."""
-    return BF16 if precision in ("bf16", "bf16x2") else F32
+    """The dtype of scores, scaled to at most 1, that are stored for products of this precision."""
+    return F16 if precision in ("bf16", "bf16x2") else F32
 
 
 def covering(size: int) -> int:
