@@ -295,12 +295,13 @@ class _Point:
         return _elements(axes, lengths) * ITEMSIZE[self.array_dtype(p)]
 
     def array_dtype(self, p: Parameter) -> Element:
-        """The dtype of an array; buffers that feed one product alone are in what it rounds them to anyway."""
+        """The dtype of an array; of buffers that feed one product, what the precision of that one asks for."""
         if p.dtype.startswith("like "):
             return input_dtype(self.layer, self.layer.tensor(p.dtype.removeprefix("like ")), self.dtype)
-        rounded = {"carried": ("bf16",), "intra": ("bf16", "bf16x2")}.get(p.dtype)
-        if rounded is not None:
-            return "bf16" if self.knobs[p.dtype] in rounded else "f32"
+        if p.dtype == "carried":
+            return "bf16" if self.knobs["carried"] == "bf16" else "f32"
+        if p.dtype == "scores":
+            return "f16" if self.knobs["intra"] in ("bf16", "bf16x2") else "f32"
         return next(element for element in ITEMSIZE if element == p.dtype)
 
     def bf16_tiles(self, kernel: AnyKernel, statements: Iterable[Statement]) -> frozenset[str]:

@@ -68,8 +68,8 @@ def test_three_kernels_move_what_the_design_says(name: str) -> None:
 
 
 def test_segments_move_what_the_design_says() -> None:
-    """75 us at A, in eight segments: the scores that a group shares are stored in bf16, as the product that weighs them
-    rounds them anyway; in float32 they would be 79. Where the rule cuts less often than the design assumed (B in 3, C not
+    """75 us at A, in eight segments: the scores that a group shares are stored in two bytes, beside a scale and a score of
+    its own for each token; in float32 they would be 79. Where the rule cuts less often than the design assumed (B in 3, C not
     at all) there is less to move; at D, where 8 groups store scores, more (1100 for 960)."""
     of = floor(shape_of("A"), {"plan": "segmented"})
     assert of.segments == 8
