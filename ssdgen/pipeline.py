@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from ssdgen.emit import ModuleSource
     from ssdgen.ir.build import Build
     from ssdgen.ir.chunkform import ChunkForm
+    from ssdgen.ir.layer import Dtype as InputDtype
     from ssdgen.ir.layer import Layer
     from ssdgen.ir.plan import Plan
     from ssdgen.ir.report import Check, Gate, Report
+    from ssdgen.plan.roofline import Roofline
     from ssdgen.run.inputs import Dtype
     from ssdgen.run.tune import Preview, Tuned
     from ssdgen.run.tune.tune import Heard
@@ -51,6 +53,14 @@ def plan(form: ChunkForm, settings: Mapping[str, str]) -> Plan:
     from ssdgen.plan.settings import configure
 
     return plan_of(form, configure(form, settings))
+
+
+def roofline(planned: Plan, shape: Mapping[str, int], dtype: InputDtype, optional: Sequence[str]) -> Roofline:
+    """What the kernels of a plan move and multiply at a shape, cut into the segments that a call on an H200 is cut into."""
+    from ssdgen.emit.support._segments import segments
+    from ssdgen.plan.roofline import roofline as roofline_of
+
+    return roofline_of(planned, shape, segments, dtype=dtype, present=optional)
 
 
 def emit(planned: Plan) -> ModuleSource:
@@ -126,7 +136,7 @@ def verify(
 def tune_preview(
     form: ChunkForm,
     shape: Mapping[str, int],
-    dtype: Dtype,
+    dtype: InputDtype,
     optional: Sequence[str],
     only: Sequence[str],
     compiles: bool,
@@ -142,7 +152,7 @@ def tune_preview(
 def tune(
     form: ChunkForm,
     shapes: Sequence[Mapping[str, int]],
-    dtype: Dtype,
+    dtype: InputDtype,
     optional: Sequence[str],
     only: Sequence[str],
     seconds: float,

@@ -68,7 +68,7 @@ def _table(*columns: str, words: int, caption: str = "") -> Table:
 def _rows(document: Document) -> Table:
     caption = (
         "us: median under CUDA graphs with p10..p90; eager: a call among many; host: until a call returns; floor: the time of "
-        "the compulsory traffic over ours; roof: the same of the plan's traffic or products; extra: peak memory of a call over "
+        "the compulsory traffic over ours; roof: the same of the plan's floor; extra: peak memory of a call over "
         "inputs and outputs; errors: y and final state, relative norms against float64"
     )
     head = (

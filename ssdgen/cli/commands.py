@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, get_args
 
 import typer
 
 from ssdgen import pipeline
 from ssdgen.cli.app import app
 from ssdgen.cli.chosen import Left, planned
-from ssdgen.cli.options import Config, Debug, Json, Spec, Specs, folder, settings
+from ssdgen.cli.floors import show_floors
+from ssdgen.cli.options import (
+    Config,
+    Debug,
+    Json,
+    Optional,
+    Shapes,
+    Spec,
+    Specs,
+    folder,
+    settings,
+    several,
+    shapes_of,
+    words,
+)
 from ssdgen.cli.output import progress, say, show, show_json
 from ssdgen.cli.target import check_overwritten, check_package_name
 from ssdgen.files import differing, write_all
+from ssdgen.ir.layer import Dtype
+from ssdgen.plan.roofline import H200
 
 
 @app.command()
@@ -34,11 +51,26 @@ def derive(spec: Spec, json: Json = False, debug: Debug = False) -> None:
 
 
 @app.command()
-def plan(spec: Spec, config: Config = None, json: Json = False, debug: Debug = False) -> None:
-    """Print what the kernels of a spec load, multiply and store."""
+def plan(
+    spec: Spec,
+    config: Config = None,
+    shape: Shapes = None,
+    dtype: Annotated[str, typer.Option(help="With --shape: the dtype of the inputs.")] = "bf16",
+    optional: Optional = None,
+    bandwidth: Annotated[float, typer.Option(min=0.001, help="With --shape: TB/s of a copy.")] = H200.bandwidth / 1e12,
+    tflops: Annotated[float, typer.Option(min=0.001, help="With --shape: TFLOP/s in bf16.")] = H200.products / 1e12,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print what the kernels of a spec load, multiply and store; for a shape how much, and how long that takes at least."""
+    shapes = shapes_of(shape)
+    (kind,) = several(dtype, get_args(Dtype), "--dtype", most=1)
     form, _ = pipeline.derive(spec)
     kernels = pipeline.plan(form, settings(config))
-    if json:
+    if shapes:
+        rates = replace(H200, bandwidth=bandwidth * 1e12, products=tflops * 1e12)
+        show_floors([pipeline.roofline(kernels, s, kind, words(optional)) for s in shapes], kernels, rates, json)
+    elif json:
         show_json(kernels)
     else:
         from ssdgen.plan.describe import describe

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -17,6 +17,11 @@ Specs = Annotated[
     list[str] | None, typer.Argument(metavar="[SPECS]...", help="All built-in ones that have kernels if none.")
 ]
 Config = Annotated[list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A knob of the schedule.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="AXIS=N,...", help="A shape, as b=4,t=16384,h=8; may be repeated."),
+]
+Optional = Annotated[str | None, typer.Option(help="Optional inputs that are passed, by commas.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for a program.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the details of a bug here instead of in a file.")]
 
@@ -53,3 +58,29 @@ def several(text: str, allowed: Iterable[W], option: str, most: int | None = Non
     if most is not None and len(words) > most:
         raise UserError(f"{option} takes one of {', '.join(known)}, not {len(words)} of them")
     return tuple(known[word] for word in words)
+
+
+def words(text: str | None) -> list[str]:
+    """The words of an option that takes them by commas."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def shapes_of(texts: Iterable[str] | None) -> list[dict[str, int]]:
+    """The shapes of `--shape` options; UserError for what is none."""
+    shapes = []
+    for text in texts or ():
+        shape: dict[str, int] = {}
+        for pair in text.split(","):
+            axis, equals, length = (part.strip() for part in pair.partition("="))
+            if not (axis and equals and length.isascii() and length.isdecimal()):
+                raise UserError(f"--shape {text} is not AXIS=N,...", "for example --shape b=4,t=16384,h=8")
+            if axis in shape:
+                raise UserError(f"--shape {text} gives {axis} twice", "leave one of them out")
+            shape[axis] = int(length)
+        shapes.append(shape)
+    return shapes
+
+
+def shape_text(sizes: Mapping[str, int]) -> str:
+    """Axis lengths as `--shape` takes them."""
+    return ",".join(f"{axis}={length}" for axis, length in sizes.items())

@@ -29,9 +29,9 @@ ERROR_STYLES = {
     r"(?m)^  hint:": "cyan",
 }
 REPORT_STYLES = {r"(?m)^  ok\b": "green", r"(?m)^  skip\b": "yellow", r"(?m)^  FAIL\b.*$": "red"}
-
-
 TABLE_WIDTH = 120
+WORDS = ("candidate", "kernel", "failed", "step", "why")
+"""Columns of words in a table of numbers."""
 
 
 class OutputClosed(Exception):
@@ -66,6 +66,14 @@ def show_table(table: Table) -> None:
     with console.capture() as capture:
         console.print(table)
     show("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def plain_table(*columns: str) -> Table:
+    """A table without lines: numbers to the right, words to the left."""
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in WORDS else "right", overflow="fold")
+    return table
 
 
 def say(text: str) -> None:

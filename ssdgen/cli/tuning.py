@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from ssdgen import pipeline
 from ssdgen.cli.app import app
-from ssdgen.cli.options import Debug, Json, Spec, several
-from ssdgen.cli.output import progress, say, show, show_json, show_table
+from ssdgen.cli.options import Debug, Json, Optional, Shapes, Spec, several, shape_text, shapes_of, words
+from ssdgen.cli.output import plain_table, progress, say, show, show_json, show_table
 from ssdgen.diagnostics import UserError
 from ssdgen.ir.build import ARCHITECTURES
 from ssdgen.ir.layer import Dtype
@@ -26,10 +25,6 @@ if TYPE_CHECKING:
     from ssdgen.run.tune.search import Measured
     from ssdgen.run.warm import Kernel, Warmed
 
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option("--shape", metavar="AXIS=N,...", help="A shape, as b=4,t=16384,h=8; may be repeated."),
-]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Compilers at a time; one a core by default.")]
 BEST = 10
 FAILED = 15
@@ -45,7 +40,7 @@ def tune(
     spec: Spec,
     shape: Shapes = None,
     dtype: Annotated[str, typer.Option(help="The dtype of the inputs.")] = "bf16",
-    optional: Annotated[str | None, typer.Option(help="Optional inputs that are passed, by commas.")] = None,
+    optional: Optional = None,
     fields: Annotated[
         str | None,
         typer.Option(help="Only these knobs move, by commas; latency is every latency_NAME.", metavar="KNOB,..."),
@@ -65,11 +60,11 @@ def tune(
     debug: Debug = False,
 ) -> None:
     """Find the fastest configuration for shapes, and keep it where modules find it."""
-    shapes = _shapes(shape)
+    shapes = shapes_of(shape)
     if not shapes:
         raise UserError("--shape is missing", "for example --shape b=4,t=16384,h=8")
     (kind,) = several(dtype, get_args(Dtype), "--dtype", most=1)
-    names, only = _names(optional), _names(fields)
+    names, only = words(optional), words(fields)
     with progress(f"tune {spec}") as step:
         form, _ = pipeline.derive(spec)
 
@@ -100,7 +95,7 @@ def warm(
     debug: Debug = False,
 ) -> None:
     """Compile all that modules launch, so that first calls are fast."""
-    shapes = _shapes(shape)
+    shapes = shapes_of(shape)
     dtypes = several(dtype, get_args(Dtype), "--dtype")
     target = several(arch, ARCHITECTURES, "--arch", most=1)[0] if arch else None
     warmed = []
@@ -125,42 +120,18 @@ def warm(
     raise typer.Exit(1 if failed or slow or broken else 0)
 
 
-def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
-
-
-def _shapes(texts: Iterable[str] | None) -> list[dict[str, int]]:
-    """The shapes of `--shape` options; UserError for what is none."""
-    shapes = []
-    for text in texts or ():
-        shape: dict[str, int] = {}
-        for pair in text.split(","):
-            axis, equals, length = (part.strip() for part in pair.partition("="))
-            if not (axis and equals and length.isascii() and length.isdecimal()):
-                raise UserError(f"--shape {text} is not AXIS=N,...", "for example --shape b=4,t=16384,h=8")
-            if axis in shape:
-                raise UserError(f"--shape {text} gives {axis} twice", "leave one of them out")
-            shape[axis] = int(length)
-        shapes.append(shape)
-    return shapes
-
-
-def _shape_text(sizes: Mapping[str, int]) -> str:
-    return ",".join(f"{axis}={length}" for axis, length in sizes.items())
-
-
 def _show_previews(previews: list[Preview], json: bool) -> None:
     if json:
         show_json([_preview_json(p) for p in previews])
         return
     for p in previews:
-        show(f"{_shape_text(p.sizes)} on {p.device.name} ({p.device.arch}), {p.points:,} points")
+        show(f"{shape_text(p.sizes)} on {p.device.name} ({p.device.arch}), {p.points:,} points")
         for kind, knobs in (("structural", p.structural), ("numeric", p.numeric)):
             for knob, values in knobs.items():
                 show(f"  {kind:11}{knob:26}{' | '.join(map(str, values))}")
         show(f"the first rounds look at {p.considered} of them, {len(p.candidates)} are worth measuring")
         _show_removed(p.removed)
-        table = _table("candidate", "launches", "us by the model")
+        table = plain_table("candidate", "launches", "us by the model")
         for e in p.candidates[:BEST]:
             table.add_row(Text(str(e.candidate)), str(len(e.launches)), f"{e.seconds * 1e6:.0f}")
         show_table(table)
@@ -176,8 +147,8 @@ def _show_tuned(tuned: Iterable[Tuned], json: bool) -> None:
         found = t.found
         assert found.default is not None
         ended = "the search is complete" if found.finished else "the time was over before the search was"
-        show(f"{_shape_text(t.sizes)} on {t.device.name}: {len(found.measured)} measured, {ended}")
-        table = _table("us", "+-", "of default", "first call s", "candidate")
+        show(f"{shape_text(t.sizes)} on {t.device.name}: {len(found.measured)} measured, {ended}")
+        table = plain_table("us", "+-", "of default", "first call s", "candidate")
         default = found.default.timed.microseconds
         for m in sorted(found.measured, key=lambda m: m.timed.microseconds)[:BEST]:
             us = m.timed.microseconds
@@ -202,7 +173,7 @@ def _show_removed(removed: Iterable[Removed]) -> None:
         show(f"  {times:4} {step}")
     wrong = [r for r in listed if r.step in WARN_STEPS]
     if wrong:
-        table = _table("failed", "step", "why")
+        table = plain_table("failed", "step", "why")
         for r in wrong[:FAILED]:
             table.add_row(Text(str(r.candidate)), Text(r.step, "yellow"), Text(r.why))
         show_table(table)
@@ -213,7 +184,7 @@ def _show_removed(removed: Iterable[Removed]) -> None:
 def _show_warmed(warmed: Iterable[Warmed], failed: Iterable[Kernel]) -> None:
     for w in warmed:
         show(f"{w.path} for {w.device.name} ({w.device.arch}): {w.calls} calls, {len(w.kernels)} kernels in {w.cache}")
-        table = _table("kernel", "classes", "s", "slowest s")
+        table = plain_table("kernel", "classes", "s", "slowest s")
         names = dict.fromkeys(k.request.kernel for k in w.kernels)
         for name in names:
             seconds = [k.seconds for k in w.kernels if k.request.kernel == name]
@@ -225,14 +196,6 @@ def _show_warmed(warmed: Iterable[Warmed], failed: Iterable[Kernel]) -> None:
             show("not launched: whether a first call is fast is seen on the GPU itself")
     for kernel in failed:
         say(f"ssdgen: {kernel.request.kernel} does not compile: {kernel.problem}")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        words = name in ("candidate", "kernel", "failed", "step", "why")
-        table.add_column(name, justify="left" if words else "right", overflow="fold")
-    return table
 
 
 def _removed_json(removed: Iterable[Removed]) -> list[dict[str, str]]:

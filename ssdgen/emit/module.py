@@ -37,7 +37,7 @@ from ssdgen.plan import Unsupported, variant
 from ssdgen.plan.config import default_config, knobs
 from ssdgen.resources import resource_dir
 
-SUPPORT = ("_cut.py", "_packed.py", "_runtime.py", "_tiles.py", "_tuned.py")
+SUPPORT = ("_cut.py", "_packed.py", "_runtime.py", "_segments.py", "_tiles.py", "_tuned.py")
 """Files that stand beside emitted modules, copied as they are."""
 
 TEMPLATES: dict[type[Kernel], str] = {

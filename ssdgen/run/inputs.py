@@ -17,6 +17,7 @@ import torch
 from ssdgen.ir.expr import Apply, Axes, Expr, Ref, rewrite, walk
 from ssdgen.ir.layer import Interval, Layer, Tensor
 from ssdgen.plan.names import arguments, initial_key
+from ssdgen.plan.shapes import input_dtype, leaders
 
 Dtype = Literal["bf16", "f16", "f32", "f64"]
 DTYPES: dict[str, torch.dtype] = {
@@ -122,15 +123,7 @@ def dtype_of(layer: Layer, tensor: Tensor, case: Case) -> torch.dtype:
     """The dtype of `tensor` in a call that `case` describes."""
     if case.dtype == "f64":
         return torch.float64
-    leader = layer.tensor(tensor.like) if tensor.like else tensor
-    leads = leader.name in leaders(layer) or case.uniform
-    return DTYPES[case.dtype if leads and case.dtype in leader.dtypes else leader.dtypes[0]]
-
-
-def leaders(layer: Layer) -> frozenset[str]:
-    """The inputs whose dtype is that of a call: those that others are like, or all where none is like another."""
-    likes = [t.like for t in layer.inputs] + [o.like for o in layer.outputs]
-    return frozenset(name for name in likes if name) or frozenset(t.name for t in layer.inputs)
+    return DTYPES[input_dtype(layer, tensor, case.dtype, case.uniform)]
 
 
 def takes(layer: Layer, dtype: Dtype) -> bool:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ssdgen.ir.build import Argument, CompileRequest, ConstantArg, ScalarArg, array_arg
-from ssdgen.run.inputs import DTYPES, Dtype
+from ssdgen.ir.layer import Dtype
+from ssdgen.run.inputs import DTYPES
 from ssdgen.run.launches import ELEMENTS
 
 HINTS = ("occupancy", "num_ctas", "num_worker_warps")
@@ -24,11 +25,10 @@ HINTS = ("occupancy", "num_ctas", "num_worker_warps")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch: the kernel to compile for it (`arch` is empty), its grid, and the bytes of the arrays it is given."""
+    """A launch: the kernel to compile for it (`arch` is empty), and its grid."""
 
     request: CompileRequest
     grid: tuple[int, ...]
-    array_bytes: int
 
     @property
     def blocks(self) -> int:
@@ -66,7 +66,7 @@ def record(module: Any, call: Call, config: Any, label: str = "") -> tuple[Launc
         options = kernel._compiler_options
         hints = tuple((name, int(v)) for name in HINTS if (v := getattr(options, name)) is not None)
         request = CompileRequest(str(module.__file__), kernel._pyfunc.__name__, signature, hints, arch="", label=label)
-        launches.append(Launch(request, grid, _array_bytes(a for a in arguments if isinstance(a, torch.Tensor))))
+        launches.append(Launch(request, grid))
 
     runtime = importlib.import_module("._runtime", module.__package__)
     with runtime.launcher(note), torch.no_grad():
@@ -138,14 +138,3 @@ def _arguments(kernel: Any, arguments: tuple[Any, ...]) -> Iterator[Argument]:
             yield ConstantArg(parameter.name, value)
         else:
             yield ScalarArg(parameter.name, "i32" if isinstance(value, int) else "f32")
-
-
-def _array_bytes(arrays: Iterable[torch.Tensor]) -> int:
-    """The bytes of memory behind arrays: of those that begin at the same place the longest (an absent array is stood in for
-    by one that is there), and what is repeated by a stride of 0 once.
-    """
-    found: dict[int, int] = {}
-    for array in arrays:
-        sizes = (n for n, stride in zip(array.shape, array.stride(), strict=True) if stride)
-        found[array.data_ptr()] = max(math.prod(sizes) * array.element_size(), found.get(array.data_ptr(), 0))
-    return sum(found.values())

@@ -96,12 +96,13 @@ def test_generates_outside_the_repository(installed: Path, tmp_path: Path) -> No
         "_cut.py",
         "_packed.py",
         "_runtime.py",
+        "_segments.py",
         "_tiles.py",
         "_tuned.py",
         "mamba2.py",
     ]
     assert printed.count("wrote  out/") == len(list((tmp_path / "out").iterdir()))
-    for name in ("_cut.py", "_packed.py", "_runtime.py", "_tiles.py", "_tuned.py", "mamba2.py"):
+    for name in ("_cut.py", "_packed.py", "_runtime.py", "_segments.py", "_tiles.py", "_tuned.py", "mamba2.py"):
         assert (tmp_path / "out" / name).read_text() == (ROOT / "generated" / name).read_text(), name
 
 

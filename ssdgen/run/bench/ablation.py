@@ -179,7 +179,7 @@ def _contender(way: Way, shape: Shape, best: Way) -> Contender:
     module = load_module(Path(way.folder), "mamba2")
     truth = partial(mamba2_truth, load_module(Path(best.folder), "mamba2"), shape)
     call = call_of(module, tuned=False)
-    return Contender(OURS, way.name, call, "mamba2", truth, lambda r: of_call(shape, r[0], r[1]), module=module)
+    return Contender(OURS, way.name, call, "mamba2", truth, lambda r: of_call(shape, r[0], r[1]))
 
 
 def worth(several: Sequence[Way], rows: Sequence[Row]) -> list[Technique]:

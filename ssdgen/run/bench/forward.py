@@ -17,7 +17,7 @@ from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.plan.settings import configure
 from ssdgen.run.bench.measure import FLUSHING, Meter, measure
 from ssdgen.run.bench.others import INSTALL, Contender, Others, Variant
-from ssdgen.run.bench.ours import call_of, load_module, write_module
+from ssdgen.run.bench.ours import call_of, floor_of, load_module, write_module
 from ssdgen.run.bench.rows import DEFAULT, OURS, Document, Environment, Row, means, ratios
 from ssdgen.run.bench.scale import scale_rows
 from ssdgen.run.bench.shapes import Shape
@@ -93,7 +93,9 @@ def our_contenders(shape: Shape, subject: Subject, *, tuned: bool = True) -> lis
     for name, folder in subject.folders.items():
         module = load_module(Path(folder), "mamba2")
         values = lambda result: of_call(shape, result[0], result[1])  # noqa: E731
-        out.append(Contender(OURS, name, call_of(module, tuned=tuned), "mamba2", truth, values, module=module))
+        call = call_of(module, tuned=tuned)
+        floor = partial(floor_of, subject.mamba2, module, call, shape)
+        out.append(Contender(OURS, name, call, "mamba2", truth, values, floor=floor))
     return out
 
 

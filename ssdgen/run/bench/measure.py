@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ssdgen.plan.roofline import Rates
 from ssdgen.run.bench.others import Contender
-from ssdgen.run.bench.ours import launched_bytes
 from ssdgen.run.bench.rows import Environment, Row, Spread
 from ssdgen.run.bench.shapes import Shape
 from ssdgen.run.bench.truth import Values, errors
@@ -168,7 +168,7 @@ def measure(
             continue
         try:
             if not brief:
-                rows[key] = _beside(rows[key], shape, contender, sets, meter)
+                rows[key] = _beside(rows[key], shape, contender, sets, meter, environment)
             replays[key] = meter.capture(contender.call, sets)
         except Exception as error:  # code of others and its compiler: what stops them must not stop the rest
             rows[key] = replace(rows[key], note=_joined(rows[key].note, described(error)))
@@ -195,40 +195,37 @@ def checked(
     return row
 
 
-def _beside(row: Row, shape: Shape, contender: Contender, sets: Sequence[Inputs], meter: Meter) -> Row:
-    """`row` with what is measured beside the graph's time."""
-    inputs_and_outputs = shape.compulsory_bytes
+def _beside(
+    row: Row, shape: Shape, contender: Contender, sets: Sequence[Inputs], meter: Meter, environment: Environment
+) -> Row:
+    """`row` with what is measured beside the graph's time, and the floor of ours at the rates measured here."""
     extra = meter.extra_bytes(contender.call, sets[0])
-    module = contender.module
+    floor = contender.floor(sets[0]) if contender.floor else None
+    rates = Rates(environment.bandwidth, environment.matmul_flops)
     return replace(
         row,
         eager_us=meter.eager(contender.call, sets),
         host_us=meter.host(contender.call, sets),
-        launched_bytes=None if module is None else launched_bytes(module, contender.call, sets[0]),
+        launched_bytes=None if floor is None else floor.bytes,
+        floor_us=None if floor is None else 1e6 * floor.seconds(rates),
         extra_bytes=extra,
-        extra_share=extra / inputs_and_outputs,
+        extra_share=extra / shape.compulsory_bytes,
     )
 
 
 def figures(row: Row, shape: Shape, environment: Environment) -> Row:
-    """`row` with what follows from its time: bytes and operations a second, and fractions of the least time possible.
-
-    The plan's roofline is the longer of its launches' traffic at the measured bandwidth and the operations at the measured
-    rate of a large bf16 product.
-    """
+    """`row` with what follows from its time: bytes and operations a second, and fractions of the least time possible, by the
+    compulsory traffic and by the plan's floor."""
     if row.graph_us is None:
         return row
     seconds = row.graph_us.median / 1e6
     compulsory = shape.compulsory_bytes / environment.bandwidth
-    roofline = None
-    if row.launched_bytes:
-        roofline = max(row.launched_bytes / environment.bandwidth, shape.operations / environment.matmul_flops)
     return replace(
         row,
         bandwidth=shape.compulsory_bytes / seconds,
         flops=shape.operations / seconds,
         of_compulsory=compulsory / seconds,
-        of_roofline=None if roofline is None else roofline / seconds,
+        of_roofline=None if row.floor_us is None else row.floor_us / row.graph_us.median,
     )
 
 

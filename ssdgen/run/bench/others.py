@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ssdgen.plan.roofline import Roofline
 from ssdgen.run.bench.searches import TILEGYM, TileSearch, autotuners, made, replay
 from ssdgen.run.bench.shapes import Shape
 from ssdgen.run.bench.truth import Values, gla_truth, mamba2_truth, of_call
@@ -45,7 +46,7 @@ CHOICES: Mapping[str, tuple[Variant, ...]] = {
 class Contender:
     """Something that is measured: who wrote it, what it is called, how it is called at a shape, and what it should return.
 
-    `function` tells apart what is computed: contenders of the same share a truth. `module` is ours, if it is ours.
+    `function` tells apart what is computed: contenders of the same share a truth. `floor` is the roofline of ours.
     """
 
     family: str
@@ -55,7 +56,7 @@ class Contender:
     truth: Callable[[Inputs], Values]
     values: Callable[[tuple[torch.Tensor, ...]], Values]
     note: Callable[[], str] = lambda: ""
-    module: ModuleType | None = None
+    floor: Callable[[Inputs], Roofline] | None = None
 
 
 @dataclass

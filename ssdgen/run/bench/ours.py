@@ -17,12 +17,15 @@ import torch
 from ssdgen.build.store import cache_folder
 from ssdgen.emit import emit
 from ssdgen.emit.package import package
+from ssdgen.emit.support._segments import segments
 from ssdgen.files import write_all
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.plan import Config
 from ssdgen.plan import plan
+from ssdgen.plan.roofline import Roofline, roofline
 from ssdgen.plan.settings import configure
 from ssdgen.run.bench.rows import DEFAULT
+from ssdgen.run.bench.shapes import Shape
 from ssdgen.run.gpu_peers import Call
 from ssdgen.run.inputs import Inputs
 
@@ -81,33 +84,37 @@ def call_of(module: ModuleType, *, tuned: bool) -> Call:
     return lambda inputs: module.forward(**inputs.keywords(), config=config)
 
 
-def launched_bytes(module: ModuleType, call: Call, inputs: Inputs) -> int:
-    """Bytes that the launches of a call read and write if each touches each of its arrays once: the plan's traffic.
+def floor_of(form: ChunkForm, module: ModuleType, call: Call, shape: Shape, inputs: Inputs) -> Roofline:
+    """The roofline of a module of `form` at a shape, with the configuration that a call of it runs with."""
+    planned = plan(form, configure(form, dict(word.split("=", 1) for word in module.VARIANT.split())))
+    cut: Any = importlib.import_module("._cut", module.__package__)
+    return roofline(
+        planned,
+        shape.sizes,
+        segments,
+        knobs=vars(config_of(module, call, inputs)),
+        multiprocessors=cut._multiprocessors(inputs.tensors[planned.leader]),
+    )
 
-    What stands in for an absent array is touched by nobody.
-    """
-    total = 0
-    runtime = runtime_of(module)
 
-    def note(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-        nonlocal total
-        total += sum(distinct_bytes(x) for x in arguments if isinstance(x, torch.Tensor))
+def config_of(module: ModuleType, call: Call, inputs: Inputs) -> Any:
+    """The configuration that a call runs with: that of the call, or what the module chooses for its shape. Nothing is
+    launched."""
+    tuned: Any = importlib.import_module("._tuned", module.__package__)
+    found: list[Any] = []
+    chosen = tuned.chosen
 
-    given, runtime.given = runtime.given, lambda x, stand_in: stand_in.new_empty(0) if x is None else x
+    def noting(*arguments: Any, **keywords: Any) -> Any:
+        found.append(chosen(*arguments, **keywords))
+        return found[-1]
+
+    tuned.chosen = noting
     try:
-        with runtime.launcher(note):
+        with runtime_of(module).launcher(lambda kernel, grid, arguments: None):
             call(inputs)
     finally:
-        runtime.given = given
-    return total
-
-
-def distinct_bytes(x: torch.Tensor) -> int:
-    """The bytes of `x`, a dimension of stride 0 counted once."""
-    elements = 1
-    for size, stride in zip(x.shape, x.stride(), strict=True):
-        elements *= size if stride else min(size, 1)
-    return elements * x.element_size()
+        tuned.chosen = chosen
+    return found[0]
 
 
 def portable_float64(module: ModuleType, inputs: Inputs) -> tuple[torch.Tensor, ...]:

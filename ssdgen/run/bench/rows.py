@@ -75,7 +75,8 @@ class Row:
     `family` is who wrote it, `name` which of theirs; `axis` in a growth study the axis that the shape lies on. `error` and
     `state_error` are relative norms of y and of the final state against float64. `graph_us` is under CUDA graphs with the L2
     cache flushed, `eager_us` a call among many, `host_us` what a call keeps the host busy. `launched_bytes` is what our
-    launches read and write if each touches each of its arrays once. `extra_bytes` is peak memory beyond inputs and outputs.
+    launches move and `floor_us` the least that they take, by the plan's roofline at the rates measured there. `extra_bytes` is
+    peak memory beyond inputs and outputs.
     """
 
     shape: str
@@ -92,6 +93,7 @@ class Row:
     of_compulsory: float | None = None
     of_roofline: float | None = None
     launched_bytes: int | None = None
+    floor_us: float | None = None
     extra_bytes: int | None = None
     extra_share: float | None = None
     sets: int = 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
+from functools import cache
 
 from ssdgen.diagnostics import UserError
+from ssdgen.ir.layer import Layer
+from ssdgen.plan.roofline import compulsory_bytes
+from ssdgen.spec import load_source, read_layer
 
 NAMES = ("batch", "tokens", "heads", "groups", "head channels", "state channels")
 CHUNK = 64
 """Tokens a chunk in the count of operations, the same for everyone."""
-BF16, F32 = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +36,14 @@ class Shape:
         return self.b * self.t
 
     @property
-    def state_bytes(self) -> int:
-        """The final states, in float32."""
-        return F32 * self.b * self.h * self.p * self.n
+    def sizes(self) -> dict[str, int]:
+        """The length of each axis of the layer."""
+        return asdict(self)
 
     @property
     def compulsory_bytes(self) -> int:
-        """Reading each input once (x, B, C in bf16, dt in float32, A, D and dt_bias) and writing y and the final state once."""
-        per_token = 2 * BF16 * self.h * self.p + 2 * BF16 * self.g * self.n + F32 * self.h
-        return self.tokens * per_token + 3 * F32 * self.h + self.state_bytes
+        """Reading each input once and writing y and the final state once: x, B and C in bf16, D of one number a head."""
+        return compulsory_bytes(_layer(), self.sizes)
 
     @property
     def operations(self) -> int:
@@ -77,3 +79,8 @@ def read_shape(text: str) -> Shape:
     if shape.h % shape.g:
         raise UserError(f"--shape {text}: {shape.g} groups do not divide {shape.h} heads", hint)
     return shape
+
+
+@cache
+def _layer() -> Layer:
+    return read_layer(load_source("mamba2"))

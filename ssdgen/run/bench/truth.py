@@ -33,10 +33,9 @@ def case_of(layer: Layer, shape: Shape, seed: int) -> Case:
 
     Steps are log-uniform between 0.001 and 0.1 and A uniform in [-16, -1]; `draw` takes softplus back.
     """
-    sizes = {"b": shape.b, "t": shape.t, "h": shape.h, "g": shape.g, "p": shape.p, "n": shape.n}
     absent = {t.name for t in layer.inputs if t.optional} | {f"{s.name}0" for s in layer.states}
     forms = {t.name: t.narrower[0] for t in layer.inputs if t.narrower}
-    return Case(sizes, dtype="bf16", absent=frozenset(absent), forms=forms, seed=seed)
+    return Case(shape.sizes, dtype="bf16", absent=frozenset(absent), forms=forms, seed=seed)
 
 
 def input_sets(layer: Layer, shape: Shape, device: str, l2_bytes: int) -> list[Inputs]:

@@ -1,5 +1,5 @@
 """Finding the fastest configuration of a spec for a shape, and keeping it where the emitted modules find it."""
 
-from ssdgen.run.tune.tune import Preview, Tuned, preview, sizes_of, tune
+from ssdgen.run.tune.tune import Preview, Tuned, preview, tune
 
-__all__ = ["Preview", "Tuned", "preview", "sizes_of", "tune"]
+__all__ = ["Preview", "Tuned", "preview", "tune"]

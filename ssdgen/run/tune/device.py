@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ssdgen.plan.roofline import H200 as RATES
+from ssdgen.plan.roofline import MULTIPROCESSORS
+
 SHARED_LIMIT = {
     "sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_88": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_103": 227,
     "sm_110": 227, "sm_120": 99, "sm_121": 99,
@@ -33,8 +36,8 @@ class Device:
         return SHARED_LIMIT[self.arch] * 1024 + (RESERVED if major >= 9 else 0)
 
 
-H200 = Device("NVIDIA H200", "sm_90", 132, 60 << 20, 4.3e12)
-"""What is assumed where there is no GPU; multiprocessors and bandwidth as measured (see the README's table)."""
+H200 = Device("NVIDIA H200", "sm_90", MULTIPROCESSORS, 60 << 20, RATES.bandwidth)
+"""What is assumed where there is no GPU."""
 
 
 def here() -> Device:

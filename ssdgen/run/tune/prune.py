@@ -1,8 +1,8 @@
 """What is left out before anything is measured, and why: by the launches alone, by a model of their time, by the compiler.
 
-The model knows two things of a launch: the bytes of its arrays, which have to pass once at the bandwidth of a copy, and
-its blocks: one multiprocessor alone draws at most `GREED` times its share of the bandwidth, so few blocks do not reach
-all of it. That tells plans, segments and tiles apart, and nothing finer: it only removes what is hopeless.
+The model knows two things of a kernel: the bytes that it moves by the plan's roofline, which have to pass at the bandwidth
+of a copy, and its blocks: one multiprocessor alone draws at most `GREED` times its share of the bandwidth, so few blocks do
+not reach all of it. That tells plans, segments and tiles apart, and nothing finer: it only removes what is hopeless.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from ssdgen.build.elf import CubinError, read_cubin
 from ssdgen.build.worker import Answer, Rejected
 from ssdgen.diagnostics import UserError
+from ssdgen.emit.support._segments import segments
 from ssdgen.ir.build import CompileRequest
+from ssdgen.plan.roofline import Work, roofline
 from ssdgen.run.recorded import Call, Launch, record
 from ssdgen.run.tune.device import Device
 from ssdgen.run.tune.space import Candidate, Space
@@ -69,14 +71,16 @@ def estimated(space: Space, candidate: Candidate, call: Call, device: Device) ->
         launches = record(variant.module, call, config)
     except (ValueError, TypeError, NotImplementedError) as error:
         return Removed(candidate, "refused by the module", str(error))
-    seconds = sum(modelled(launch, device) for launch in launches)
+    floor = roofline(variant.plan, call.sizes, segments, dtype=call.dtype, present=call.present, knobs=vars(config))
+    blocks = {launch.request.kernel: launch.blocks for launch in launches}
+    seconds = sum(modelled(work, blocks[work.kernel], device) for work in floor.kernels)
     return Estimate(candidate, str(variant.module.__file__), launches, seconds)
 
 
-def modelled(launch: Launch, device: Device) -> float:
-    """The seconds that a launch takes at least, roughly."""
-    share = min(1.0, GREED * launch.blocks / device.multiprocessors)
-    return LAUNCH_SECONDS + (launch.array_bytes / (device.bandwidth * share) if share else 0.0)
+def modelled(work: Work, blocks: int, device: Device) -> float:
+    """The seconds that a kernel takes at least, roughly."""
+    share = min(1.0, GREED * blocks / device.multiprocessors)
+    return LAUNCH_SECONDS + work.bytes / (device.bandwidth * share)
 
 
 def _longer_than_its_axis(moved: Mapping[str, object], sizes: Mapping[str, int], time: str) -> str:

@@ -19,10 +19,11 @@ from ssdgen.emit.package import package
 from ssdgen.emit.support._tuned import heuristic, shape_of
 from ssdgen.files import write_all
 from ssdgen.ir.chunkform import ChunkForm
+from ssdgen.ir.layer import Dtype
 from ssdgen.ir.plan import Plan
 from ssdgen.plan import SpaceKnob, configure, knob_space, plan
 from ssdgen.plan.settings import NO_PRODUCT, structure
-from ssdgen.run.inputs import DTYPES, Dtype
+from ssdgen.run.inputs import DTYPES
 from ssdgen.run.load import load_file
 
 Value = int | str

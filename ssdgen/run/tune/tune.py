@@ -14,9 +14,10 @@ from ssdgen.build.store import cache_folder
 from ssdgen.diagnostics import UserError
 from ssdgen.emit.support._tuned import Entry, Key, compiler_version, dtype_names, shape_of
 from ssdgen.ir.chunkform import ChunkForm
-from ssdgen.ir.layer import Layer
+from ssdgen.ir.layer import Dtype, Layer
 from ssdgen.plan.names import key_inputs
-from ssdgen.run.inputs import Case, Dtype, dtype_of, takes
+from ssdgen.plan.shapes import check_dtype, check_optional, sizes_of
+from ssdgen.run.inputs import Case, dtype_of
 from ssdgen.run.recorded import Call
 from ssdgen.run.tune.compile import CACHE_VARIABLE, Compiler
 from ssdgen.run.tune.device import H200, Device
@@ -69,29 +70,6 @@ class Preview:
     removed: tuple[Removed, ...]
 
 
-def sizes_of(layer: Layer, shape: Mapping[str, int]) -> dict[str, int]:
-    """The length of every axis of a layer: as `shape` has it, else the declared size, 1 for groups.
-
-    Raises UserError for an unknown axis, a length below 1, a missing one, or groups that do not divide the heads.
-    """
-    known = [axis.name for axis in layer.axes]
-    for axis, length in shape.items():
-        if axis not in known:
-            raise UserError(f"{layer.name} has no axis `{axis}`", f"its axes are {', '.join(known)}")
-        if length < 1:
-            raise UserError(f"axis {axis} has length {length}", "lengths are 1 or more")
-    groups = {group.axis: 1 for group in layer.groups}
-    declared = {axis.name: axis.size for axis in layer.axes if axis.size is not None}
-    sizes = {**groups, **declared, **shape}
-    if missing := [axis for axis in known if axis not in sizes]:
-        hint = f"for example --shape {','.join(f'{axis}=...' for axis in missing)}"
-        raise UserError(f"the shape does not say how long {', '.join(missing)} is", hint)
-    for group in layer.groups:
-        if sizes[group.shared] % sizes[group.axis]:
-            raise UserError(f"{sizes[group.axis]} groups ({group.axis}) do not divide {sizes[group.shared]} heads")
-    return {axis: sizes[axis] for axis in known}
-
-
 def preview(
     form: ChunkForm,
     shape: Mapping[str, int],
@@ -111,7 +89,9 @@ def preview(
     layer = form.recurrence.layer
     case = _case(layer, shape, dtype, optional)
     space = Space(form, dtype, case.sizes, _folder(), only)
-    search = Search(space, _call(layer, case), device, _NoCompiler(), _nothing_measured, lambda: 1.0, heard)
+    search = Search(
+        space, _call(layer, case, space.dtype), device, _NoCompiler(), _nothing_measured, lambda: 1.0, heard
+    )
     start = Candidate()
     _check_kernels([space])
     estimates = search.estimates([start], always=True)
@@ -209,7 +189,7 @@ class Machine:
 def _searched(space: Space, case: Case, machine: Machine, structural: bool, heard: Heard) -> Found:
     """A search on `machine`. Raises UserError if the default has no speed."""
     layer, device, compiler, start = space.form.recurrence.layer, machine.device, machine.compiler, Candidate()
-    call = _call(layer, case)
+    call = _call(layer, case, space.dtype)
     measurer = Measurer(machine.remote, Setup(layer, case, str(space.variant(start).module.__file__)))
     default = estimated(space, start, call, device)
     if isinstance(default, Estimate):  # in parallel, before the setup launches it
@@ -242,7 +222,7 @@ def _entry(space: Space, case: Case, device: Device, found: Found, fastest: Meas
     layer = space.form.recurrence.layer
     leader = space.variant(fastest.candidate).plan.leader
     dtypes = tuple(dtype_of(layer, layer.tensor(name), case) for name in key_inputs(layer, leader))
-    shape, present = shape_of(module.LAYER, case.sizes).text, _call(layer, case).present
+    shape, present = shape_of(module.LAYER, case.sizes).text, _call(layer, case, space.dtype).present
     key = Key(module.SPEC_DIGEST, variant, present, device.name, compiler_version(), dtype_names(dtypes), shape)
     every, moved = vars(space.config(fastest.candidate)), dict(fastest.candidate.fields)
     config = {name: v for name, v in every.items() if isinstance(v, int) or name in moved}  # precisions if searched
@@ -254,21 +234,17 @@ def _entry(space: Space, case: Case, device: Device, found: Found, fastest: Meas
 
 def _case(layer: Layer, shape: Mapping[str, int], dtype: Dtype, optional: Sequence[str]) -> Case:
     """The call that is measured: no initial state, what has a narrower form in that one, of optional inputs those named."""
-    if not takes(layer, dtype):
-        raise UserError(f"{layer.name} takes no {dtype}")
+    check_dtype(layer, dtype)
+    check_optional(layer, optional)
     names = [t.name for t in layer.inputs if t.optional]
-    for name in optional:
-        if name not in names:
-            hint = f"it has {', '.join(names)}" if names else "it has none"
-            raise UserError(f"{layer.name} has no optional input `{name}`", hint)
     absent = {name for name in names if name not in optional} | {f"{s.name}0" for s in layer.states}
     forms = {t.name: t.narrower[0] for t in layer.inputs if t.narrower}
     return Case(sizes_of(layer, shape), dtype, absent=frozenset(absent), forms=forms)
 
 
-def _call(layer: Layer, case: Case) -> Call:
+def _call(layer: Layer, case: Case, dtype: Dtype) -> Call:
     present = tuple(t.name for t in layer.inputs if t.optional and t.name not in case.absent)
-    return Call(case.sizes, case.dtype, present, tuple((name, len(axes)) for name, axes in case.forms.items()))
+    return Call(case.sizes, dtype, present, tuple((name, len(axes)) for name, axes in case.forms.items()))
 
 
 def _check_kernels(spaces: Sequence[Space]) -> None:

@@ -44,7 +44,9 @@ def row(shape: Shape, family: str, name: str, us: float, error: float = 1.7e-3, 
     beside = replace(
         plain, eager_us=us + 20, host_us=80.0, extra_bytes=1000, extra_share={OURS: 0.17, "fla": 0.6}.get(family, 0.8)
     )
-    beside = replace(beside, launched_bytes=shape.compulsory_bytes * 3 // 2) if family == OURS else beside
+    if family == OURS:
+        moved = shape.compulsory_bytes * 3 // 2
+        beside = replace(beside, launched_bytes=moved, floor_us=1e6 * moved / ENVIRONMENT.bandwidth)
     return figures(beside.timed(Spread(us, 0.98 * us, 1.03 * us)), shape, ENVIRONMENT)
 
 

@@ -15,7 +15,7 @@ from ssdgen.run.bench import conflicts, warm
 from ssdgen.run.bench.forward import Effort, Subject, forward, subject
 from ssdgen.run.bench.measure import rounds
 from ssdgen.run.bench.others import CHOICES, Variant, gla_inputs
-from ssdgen.run.bench.ours import distinct_bytes, launched_bytes, runtime_of
+from ssdgen.run.bench.ours import call_of, config_of, floor_of, load_module
 from ssdgen.run.bench.rows import DEFAULT, OURS, Document
 from ssdgen.run.bench.shapes import Shape
 from ssdgen.run.bench.truth import case_of, input_sets
@@ -156,18 +156,19 @@ def test_inputs_are_realistic_and_leave_the_cache(ours: Subject) -> None:
     assert not torch.equal(sets[0].tensors["x"], sets[1].tensors["x"])
 
 
-def test_the_plans_traffic_is_that_of_its_launches(ours: Subject) -> None:
-    """More than every input and output once, less than the published plan's 3 times that; what stands in for an absent
-    array is not read, and what a stride of 0 repeats is read once."""
+def test_the_floor_is_that_of_the_module_and_of_the_configuration_it_runs_with(ours: Subject) -> None:
+    """What a call is given or chooses itself; the module says itself at which point of the schedule it was emitted."""
     layer, shape = ours.mamba2.recurrence.layer, Shape(1, 4096, 8, 1, 64, 128)
-    module = ours.modules()["mamba2"]
-    given = runtime_of(module).given
     inputs = draw(layer, case_of(layer, shape, 0))
-    traffic = launched_bytes(module, lambda i: module.forward(**i.keywords()), inputs)
-    assert shape.compulsory_bytes < traffic < 3 * shape.compulsory_bytes
-    assert runtime_of(module).given is given
-    assert distinct_bytes(torch.zeros(4, 1).expand(4, 100)) == 16
-    assert distinct_bytes(torch.zeros(())) == 4
+    whole, walk = (load_module(Path(ours.folders[name]), "mamba2") for name in (DEFAULT, "single_walk"))
+    of = floor_of(ours.mamba2, whole, call_of(whole, tuned=False), shape, inputs)
+    assert of.compulsory == shape.compulsory_bytes < of.bytes < 3 * of.compulsory
+    assert "segment_states" in {k.kernel for k in of.kernels}
+    other = floor_of(ours.mamba2, walk, call_of(walk, tuned=True), shape, inputs)
+    assert "segment_states" not in {k.kernel for k in other.kernels}
+    assert config_of(walk, call_of(walk, tuned=False), inputs).chunk == 128
+    given = replace(whole.CONFIGS[torch.bfloat16], chunk=32)
+    assert config_of(whole, lambda i: whole.forward(**i.keywords(), config=given), inputs) == given
 
 
 def test_what_fla_is_given_is_the_same_recurrence(ours: Subject) -> None:

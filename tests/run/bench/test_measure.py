@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ssdgen.plan.roofline import Roofline, Work
 from ssdgen.run.bench.measure import BOUND, FEWEST_ROUNDS, figures, measure, rounds
 from ssdgen.run.bench.others import Contender
 from ssdgen.run.bench.rows import OURS, Row, Spread
@@ -110,15 +111,25 @@ def test_the_clocks_are_up_before_anything_counts() -> None:
 
 
 def test_figures() -> None:
-    """Compulsory bytes over the time; the roofline is the longer of the plan's traffic and its products."""
+    """Compulsory bytes and the plan's floor over the time."""
     at_floor = 1e6 * SHAPE.compulsory_bytes / ENVIRONMENT.bandwidth
-    row = Row(str(SHAPE), OURS, "a", 1e-3, 1e-3, BOUND, launched_bytes=2 * SHAPE.compulsory_bytes)
+    row = Row(str(SHAPE), OURS, "a", 1e-3, 1e-3, BOUND, floor_us=2 * at_floor)
     row = figures(row.timed(Spread(4 * at_floor, 1, 1)), SHAPE, ENVIRONMENT)
     assert row.of_compulsory == pytest.approx(0.25)
     assert row.of_roofline == pytest.approx(0.5)
     assert row.bandwidth == pytest.approx(ENVIRONMENT.bandwidth / 4)
     assert row.flops == pytest.approx(SHAPE.operations / (4e-6 * at_floor))
-    slow_products = replace(ENVIRONMENT, matmul_flops=SHAPE.operations / (3e-6 * at_floor))
-    assert figures(row, SHAPE, slow_products).of_roofline == pytest.approx(0.75)
-    peer = replace(row, launched_bytes=None, of_roofline=None)
+    peer = replace(row, floor_us=None, of_roofline=None)
     assert figures(peer, SHAPE, ENVIRONMENT).of_roofline is None
+
+
+def test_the_floor_of_ours_is_at_the_rates_measured_there() -> None:
+    """The sum of its kernels', the longer of bytes and products each; peers have none."""
+    kernels = (Work("a", (("x", 8000),), 10, 10), Work("b", (("x", 10),), 6000, 6000))
+    ours = replace(contender("ours"), floor=lambda inputs: Roofline({}, "bf16", 1, 1, kernels))
+    slow = replace(ENVIRONMENT, bandwidth=1e9, matmul_flops=2e9)
+    rows = {row.name: row for row in measure(SHAPE, [ours, contender("peer")], SETS, FakeMeter(), slow, 5, 1.0)}
+    assert rows["ours"].launched_bytes == 8010
+    assert rows["ours"].floor_us == pytest.approx(8 + 3)
+    assert rows["ours"].of_roofline == pytest.approx(11 / 10)
+    assert (rows["peer"].floor_us, rows["peer"].of_roofline) == (None, None)

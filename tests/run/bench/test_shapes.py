@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ssdgen.diagnostics import UserError
+from ssdgen.emit.support._segments import segments
+from ssdgen.ir.chunkform import ChunkForm
+from ssdgen.plan import configure, plan
+from ssdgen.plan.roofline import roofline
 from ssdgen.run.bench.shapes import SHAPES, Shape, read_shape
 
 COMPULSORY_US = (40, 10, 36, 47, 26, 41, 632)
@@ -13,13 +17,21 @@ COMPULSORY_US = (40, 10, 36, 47, 26, 41, 632)
 
 @pytest.mark.parametrize(("shape", "us"), list(zip(SHAPES, COMPULSORY_US, strict=True)), ids=map(str, SHAPES))
 def test_compulsory_traffic(shape: Shape, us: int) -> None:
-    assert (shape.compulsory_bytes - shape.state_bytes) / 4.3e12 * 1e6 == pytest.approx(us, abs=0.8)
+    assert (shape.compulsory_bytes - 4 * shape.b * shape.h * shape.p * shape.n) / 4.3e12 * 1e6 == pytest.approx(
+        us, abs=0.8
+    )
 
 
 def test_operations() -> None:
     """Of one chunk of one head: 64 x 64 scores over n, times x, and the state read and updated."""
     chunk = Shape(1, 64, 1, 1, 16, 32)
     assert chunk.operations == 2 * 64 * 64 * 32 + 2 * 64 * 64 * 16 + 2 * (2 * 64 * 32 * 16)
+
+
+def test_operations_are_those_of_one_walk_that_shares_nothing(mamba2: ChunkForm) -> None:
+    planned = plan(mamba2, configure(mamba2, {"plan": "single_walk", "share_scores_from": "0"}))
+    for shape in SHAPES:
+        assert roofline(planned, shape.sizes, segments).operations == shape.operations
 
 
 def test_a_shape_is_read_as_it_prints() -> None:

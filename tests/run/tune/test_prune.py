@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from ssdgen.build.worker import Compiled, Rejected
+from ssdgen.emit.support._segments import segments
 from ssdgen.ir.build import CompileRequest, ConstantArg, KernelResources
+from ssdgen.plan.roofline import roofline
 from ssdgen.run.recorded import Call
 from ssdgen.run.tune import prune
 from ssdgen.run.tune.device import H200, SHARED_LIMIT
-from ssdgen.run.tune.prune import Estimate, Removed, compiled_badly, estimated
+from ssdgen.run.tune.prune import LAUNCH_SECONDS, Estimate, Removed, compiled_badly, estimated
 from ssdgen.run.tune.space import Candidate, Space
 
 REQUEST = CompileRequest("layer.py", "kernel", (), (), "sm_90")
@@ -30,9 +32,7 @@ def test_the_launches_of_a_candidate_are_those_of_its_own_host_code(space: Space
     scalars = kernels["chunk_cumsum"]
     assert scalars.blocks == 2 * 4096 // 128
     assert ConstantArg("CHUNK", 128) in scalars.request.signature
-    scores = kernels["group_scores"]
-    b_and_c, stored, table = 2 * 2 * 4096 * 128 * 2, 2 * 4096 * 128 * 2, 8 * 4
-    assert scores.array_bytes == b_and_c + stored + table, "one row stands in for the table of packed sequences"
+    assert kernels["group_scores"].blocks == 2 * 4096 // 128
     assert found.launches[-1].request.hints == (("occupancy", 1),)
 
 
@@ -55,6 +55,20 @@ def test_few_blocks_are_slow_by_the_model(space: Space, call: Call) -> None:
     assert isinstance(walk, Estimate)
     assert isinstance(cut, Estimate)
     assert walk.seconds > 2 * cut.seconds
+
+
+def test_the_model_is_the_roofline_and_a_launch_for_each_kernel(space: Space, call: Call) -> None:
+    """Where blocks fill the GPU; whatever is launched has its bytes from the one definition."""
+    full = replace(call, sizes={**call.sizes, "b": 64})
+    found = estimated(space, Candidate(fields=(("chunk", 128),)), full, H200)
+    assert isinstance(found, Estimate)
+    floor = roofline(space.variant(Candidate()).plan, full.sizes, segments, knobs={"chunk": 128})
+    assert [launch.request.kernel for launch in found.launches] == [work.kernel for work in floor.kernels]
+    launching = LAUNCH_SECONDS * len(floor.kernels)
+    assert found.seconds == pytest.approx(launching + floor.bytes / H200.bandwidth)
+    plain = estimated(space, Candidate(), full, H200)
+    assert isinstance(plain, Estimate)
+    assert found.seconds > plain.seconds, "a group's scores are a row of a chunk's keys for each token"
 
 
 def test_the_compiler_has_a_say(monkeypatch: pytest.MonkeyPatch) -> None:

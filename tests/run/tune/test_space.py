@@ -9,8 +9,8 @@ import pytest
 from ssdgen.diagnostics import UserError
 from ssdgen.ir.schedule import PRECISIONS
 from ssdgen.plan import knob_space
+from ssdgen.plan.shapes import sizes_of
 from ssdgen.run.tune.space import Candidate, Space
-from ssdgen.run.tune.tune import sizes_of
 from tests.run.tune.conftest import form_of
 
 
@@ -111,16 +111,3 @@ def test_modules_stay_where_their_kernels_are_found_again(space: Space, emitted:
     again = Space(space.form, "bf16", space.sizes, emitted)
     assert again.variant(Candidate()).module.__file__ == first
     assert again.variant(Candidate((("plan", "single_walk"),))).module.__file__ != first
-
-
-def test_shapes_are_checked() -> None:
-    layer = form_of("mamba2").recurrence.layer
-    assert sizes_of(layer, {"b": 4, "t": 9, "h": 8}) == {"b": 4, "t": 9, "h": 8, "g": 1, "p": 64, "n": 128}
-    for shape, message in (
-        ({"b": 4, "t": 9}, "does not say how long h is"),
-        ({"b": 4, "t": 9, "h": 8, "q": 1}, "has no axis `q`"),
-        ({"b": 4, "t": 9, "h": 0}, "axis h has length 0"),
-        ({"b": 4, "t": 9, "h": 8, "g": 3}, r"3 groups \(g\) do not divide 8 heads"),
-    ):
-        with pytest.raises(UserError, match=message):
-            sizes_of(layer, shape)
