@@ -75,6 +75,7 @@ class Config:
     latency_x: int = 3  # latency hint of x
     latency_B: int = 2  # latency hint of B
     latency_C: int = 2  # latency hint of C
+    latency_S: int = 3  # latency hint of S
     latency_scores: int = 2  # latency hint of scores
     state_latency_x: int = 2  # latency hint of x where a state walks the chunks
     state_latency_B: int = 2  # latency hint of B where a state walks the chunks
@@ -237,7 +238,7 @@ def walk_out(
     y: ct.Array,
     S_final: ct.Array,
     per_segment: int,
-    LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int],
+    LATENCY_S: ct.Constant[int], LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int],
     LATENCY_SCORES: ct.Constant[int], CARRIED: ct.Constant[int], LATENCY_X: ct.Constant[int], INTRA: ct.Constant[int],
     STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int], TILE_P: ct.Constant[int],
     PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], SHARED: ct.Constant[bool], WITH_Z: ct.Constant[bool],
@@ -269,7 +270,9 @@ def walk_out(
         S_tile = ct.zeros((TILE_N, TILE_P), dtype=ct.float32)  # [N, P]
     for before in range(segment):
         S_left_tile = load(S_left, (origin + before, lane, head), (1, 1, 1))
-        S_part_tile = load(S_part, (lane, head, origin + before, 0, p_tile), (1, 1, 1, TILE_N, TILE_P))  # [N, P]
+        S_part_tile = load(  # [N, P]
+            S_part, (lane, head, origin + before, 0, p_tile), (1, 1, 1, TILE_N, TILE_P), latency=LATENCY_S
+        )
         S_tile = exp2(S_left_tile) * S_tile + S_part_tile  # [N, P]
 
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
@@ -473,7 +476,7 @@ def _segmented(
         (
             x, B, C, D, _rt.indexable(_rt.given(z, x)), _rt.given(S0, S_final), S_left, S_part, shared_scores,
             shared_scores_scale, shared_scores_own, decay_sum, step, cut.segment_table, y, S_final, cut.per_segment,
-            config.latency_C, config.latency_B, _rt.PRECISION[config.scores], config.latency_scores,
+            config.latency_S, config.latency_C, config.latency_B, _rt.PRECISION[config.scores], config.latency_scores,
             _rt.PRECISION[config.carried], config.latency_x, _rt.PRECISION[config.intra], _rt.PRECISION[config.state],
             config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None, shared,
             z is not None,

@@ -206,7 +206,7 @@ def _jump(builder: WalkBuilder, state: ChunkState, carried: Ref) -> list[Stateme
         kept = mul(exp2(tile), carried)
     part = builder.declare(_part(form, builder.config, state))
     tile = Ref(builder.names.fresh(f"{part}_tile"), carried.axes)
-    statements.append(Load(tile, part, builder.slots(part)))
+    statements.append(Load(tile, part, builder.slots(part), builder.latency(state.name)))
     statements.append(Let(carried, Apply("add", (kept, tile))))
     return statements
 

@@ -21,7 +21,7 @@ from ssdgen.run.verify import run_trial
 from ssdgen.spec import load_source, read_layer
 
 WITH_KERNELS = ("mamba2", "retnet", "linear_attention", "simple_gla", "mlstm")
-MODULE_LINES, KERNEL_LINES = 540, 95
+MODULE_LINES, KERNEL_LINES = 545, 95
 """A module holds one text of each kernel, in which optional inputs, packed sequences, shared products and initial states are
 flags: longer than one without options, and far shorter than the 2^4 copies it stands for."""
 
@@ -32,7 +32,7 @@ def kernels(tree: ast.Module) -> list[ast.FunctionDef]:
 
 @pytest.mark.parametrize("name", WITH_KERNELS)
 def test_measures_of_a_hand_written_module(name: str) -> None:
-    """At most 540 lines a module, 95 a kernel; every parameter of a kernel is used, every assignment read."""
+    """At most 545 lines a module, 95 a kernel; every parameter of a kernel is used, every assignment read."""
     text = (resource_dir("generated") / f"{name}.py").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MODULE_LINES
     for kernel in kernels(ast.parse(text)):

@@ -10,14 +10,20 @@ import functools
 BLOCKS = 2
 """Blocks of a walk that run on a multiprocessor at once."""
 
-ALONE = 0.62
-"""Time of a chunk where one block has a multiprocessor to itself, relative to where two share it (measured on an H200)."""
+ALONE = 0.75
+"""Time of a chunk where a block has a multiprocessor to itself, relative to where two share it."""
 
-STATE_PASS = 0.45
-"""Work of making a segment's end state, relative to walking it for outputs (measured on an H200)."""
+PROLOGUE = 5.0
+"""Chunks of a walk that take as long as all of a block that is no chunk."""
 
-LAUNCH = 3.0
-"""Time of a block's prologue, of a launch more and of the jump over a segment, in chunks of a walk."""
+JUMP = 0.125
+"""Chunks of a walk that take as long as the jump over a segment."""
+
+STATE_CHUNK = 0.46
+"""Time of a chunk where only a segment's end state is made, relative to a walk's."""
+
+STATE_PROLOGUE = 8.0
+"""The same as PROLOGUE, in chunks of a segment that only ends."""
 
 
 def segments(wanted: int, chunks: int, walks: int, multiprocessors: int) -> tuple[int, int]:
@@ -36,13 +42,23 @@ def _fastest(chunks: int, walks: int, multiprocessors: int) -> int:
 
 
 def _cost(pieces: int, chunks: int, walks: int, multiprocessors: int) -> float:
-    """The time of walks cut into `pieces` segments, in chunks of a walk on a full multiprocessor."""
-    slots = BLOCKS * multiprocessors
-    waves, rest = divmod(walks * pieces, slots)
-    last = 0.0 if not rest else ALONE if rest <= multiprocessors else 1.0
-    walk = (_ceil_div(chunks, pieces) + LAUNCH) * (waves + last)
-    states = STATE_PASS * chunks * walks * (pieces - 1) / pieces / slots
-    return walk + states + (LAUNCH + pieces / 8 if pieces > 1 else 0.0)
+    """The time of walks cut into `pieces` segments, in chunks of a walk where two blocks share each multiprocessor.
+
+    The constants are fitted to walks and state passes timed on an H200 at the shapes A to D of the design, 1 to 8 segments
+    each, and at a quarter of A.
+    """
+    per = _ceil_div(chunks, pieces)
+    walk = (per + PROLOGUE) * _waves(walks * pieces, multiprocessors)
+    if pieces == 1:
+        return walk
+    states = STATE_CHUNK * (per + STATE_PROLOGUE) * _waves(walks * (pieces - 1), multiprocessors)
+    return walk + states + JUMP * pieces
+
+
+def _waves(blocks: int, multiprocessors: int) -> float:
+    """How many times as long as one block's time `blocks` blocks take."""
+    waves, rest = divmod(blocks, BLOCKS * multiprocessors)
+    return waves + (0.0 if not rest else ALONE if rest <= multiprocessors else 1.0)
 
 
 def _ceil_div(a: int, b: int) -> int:
