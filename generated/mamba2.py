@@ -412,23 +412,21 @@ def _segmented(
     stream = _rt.stream(x)
     shared = 0 < config.share_scores_from <= size_h // size_g
     # step[b h t]: weight step
-    step = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device)
     # decay_sum[b h t]: running sum of A * step * LOG2E within a chunk
-    decay_sum = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device)
-    # shared_scores[b g t t]: C . B of a chunks tokens
+    step, decay_sum = torch.empty(
+        (2, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device
+    ).unbind()
+    # shared_scores[b g t t]: C . B of a chunk's tokens
     shared_scores = torch.empty(
         (cut.lanes, size_g, cut.slots * config.chunk if shared else 1, config.chunk),
         dtype=_rt.stored_scores(config.intra),
         device=x.device,
     )
-    # shared_scores_scale[b g t]: the largest of a keys scores, which those are divided by
-    shared_scores_scale = torch.empty(
-        (cut.lanes, size_g, cut.slots * config.chunk if shared else 1), dtype=torch.float32, device=x.device
-    )
+    # shared_scores_scale[b g t]: the largest of a key's scores, which those are divided by
     # shared_scores_own[b g t]: the score of a token with itself, which is not among the others
-    shared_scores_own = torch.empty(
-        (cut.lanes, size_g, cut.slots * config.chunk if shared else 1), dtype=torch.float32, device=x.device
-    )
+    shared_scores_scale, shared_scores_own = torch.empty(
+        (2, cut.lanes, size_g, cut.slots * config.chunk if shared else 1), dtype=torch.float32, device=x.device
+    ).unbind()
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
     S_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=x.device)
     # S_left[segment b h]: the sum of the log2 decays of S over each segment

@@ -382,9 +382,10 @@ def _segmented(
     )
     stream = _rt.stream(v)
     # write[b h t]: weight write
-    write = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
     # decay_sum[b h t]: running sum of logsigmoid(f) * LOG2E within a chunk
-    decay_sum = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
+    write, decay_sum = torch.empty(
+        (2, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device
+    ).unbind()
     # C_part[b h segment n p]: the state C that each segment would end with if it began at zero
     C_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=v.device)
     # C_left[segment b h]: the sum of the log2 decays of C over each segment

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from ssdgen.emit.layout import broken
@@ -29,6 +30,9 @@ from ssdgen.plan.names import host_scope, key_inputs
 PACKINGS = ("cu_seqlens", "seq_idx", "mask")
 """The arguments of `forward` that cut its tokens into sequences."""
 
+PRIME = "'"
+"""What marks the axes that are no axes of a spec."""
+
 DTYPES = {"bf16": "torch.bfloat16", "f16": "torch.float16", "f32": "torch.float32"}
 
 
@@ -44,7 +48,7 @@ class _Output:
 class _Workspace:
     host: str
     code: str
-    doc: str
+    docs: tuple[str, ...]
 
 
 class Host:
@@ -138,7 +142,7 @@ class Host:
             "plan_sizes": self._sizes(list(plan.kernels)),
             "cut": f"_cut.cut({sizes}, {wanted}, {blocks}, sequences, {self.host(plan.leader)})",
             "sharing": self._sharing(),
-            "workspaces": [self._workspace(w) for w in plan.workspaces],
+            "workspaces": self._workspaces(),
             "launches": [
                 (getattr(k, "condition", ""), self._launch(k, early=i > 0)) for i, k in enumerate(plan.kernels)
             ],
@@ -252,15 +256,22 @@ class Host:
             sources.append(f"{name}.shape[{axes.index(axis)}]")
         return broken(f"{', '.join(f'size_{a}' for a in needed)} = ", ", ".join(sources), "    ")
 
-    def _workspace(self, w: Workspace) -> _Workspace:
+    def _workspaces(self) -> list[_Workspace]:
+        """The buffers in their order; those that are alike, one behind the other, in one allocation."""
+        alike = groupby(self._plan.workspaces, key=lambda w: (w.shape, w.dtype))
+        return [self._allocated(shape, dtype, tuple(buffers)) for (shape, dtype), buffers in alike]
+
+    def _allocated(self, shape: tuple[str, ...], dtype: str, buffers: tuple[Workspace, ...]) -> _Workspace:
         stored = {"carried": "_rt.stored(config.carried)", "scores": "_rt.stored_scores(config.intra)"}
-        dtype = stored.get(w.dtype) or DTYPES[w.dtype]
-        shape = f"({', '.join(w.shape)})"
-        name, leader = self._names.of("workspace", w.name), self.host(self._plan.leader)
-        code = f"torch.empty({shape}, dtype={dtype}, device={leader}.device)"
-        return _Workspace(
-            name, code, f"{name}[{' '.join(w.axes)}]: {w.doc}".replace("'", "").replace(repr(LOG2E), "LOG2E")
-        )
+        names = [self._names.of("workspace", w.name) for w in buffers]
+        sizes = shape if len(buffers) == 1 else (str(len(buffers)), *shape)
+        device = f"{self.host(self._plan.leader)}.device"
+        code = f"torch.empty(({', '.join(sizes)}), dtype={stored.get(dtype) or DTYPES[dtype]}, device={device})"
+        docs = [
+            f"{name}[{' '.join(w.axes).replace(PRIME, '')}]: {w.doc.replace(repr(LOG2E), 'LOG2E')}"
+            for name, w in zip(names, buffers, strict=True)
+        ]
+        return _Workspace(", ".join(names), code + (".unbind()" if len(buffers) > 1 else ""), tuple(docs))
 
     def _launch(self, kernel: Kernel, early: bool) -> str:
         args = ", ".join(self._argument(p) for p in kernel.parameters)
