@@ -13,7 +13,7 @@ import torch
 
 from ssdgen.ir.build import Argument, CompileRequest, ConstantArg, Element, ScalarArg, array_arg
 from ssdgen.ir.layer import Layer
-from ssdgen.ir.plan import Parameter, Plan
+from ssdgen.ir.plan import Parameter, Plan, WalkKernel
 from ssdgen.run.inputs import DTYPES, Case, Dtype, draw, takes
 
 ELEMENTS: dict[torch.dtype, Element] = {
@@ -27,20 +27,29 @@ HINTS = ("occupancy", "num_worker_warps")
 
 
 def compile_requests(
-    plan: Plan, module: ModuleType, architectures: Iterable[str], dtypes: Iterable[Dtype], note: str = ""
+    plan: Plan,
+    module: ModuleType,
+    architectures: Iterable[str],
+    dtypes: Iterable[Dtype],
+    note: str = "",
+    packed: bool = False,
 ) -> tuple[CompileRequest, ...]:
     """Every kernel that `module`, emitted from `plan`, launches for aligned inputs of `dtypes`, once an architecture.
 
     Shapes are those of the class that is used most: the declared sizes, a multiple of 16 tokens, one group; every optional
-    input once present and once absent. A dtype that the layer does not take gives nothing. `note` ends every label.
+    input once present and once absent; with `packed` those for packed sequences too, if the plan has any. A dtype that the
+    layer does not take gives nothing. `note` ends every label.
     """
     layer = plan.form.recurrence.layer
     found: dict[CompileRequest, list[str]] = {}
     for dtype in dtypes:
         if not takes(layer, dtype):
             continue
-        for present in _subsets([t.name for t in layer.inputs if t.optional]):
-            for request in _launched(plan, module, dtype, present):
+        subsets = _subsets([t.name for t in layer.inputs if t.optional])
+        ways = [(present, False) for present in subsets]
+        ways += [((), True)] if packed and isinstance(plan.kernels[-1], WalkKernel) else []
+        for present, sequences in ways:
+            for request in _launched(plan, module, dtype, present, sequences):
                 found.setdefault(replace(request, label=""), []).append(request.label)
     labelled = [replace(request, label=f"{_common(labels)} {note}".strip()) for request, labels in found.items()]
     return tuple(replace(request, arch=arch) for arch in architectures for request in labelled)
@@ -58,12 +67,18 @@ def _common(labels: list[str]) -> str:
     return dtypes + "".join(dict.fromkeys(label.removeprefix(dtype) for dtype, label in plainest.items()))
 
 
-def _launched(plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...]) -> list[CompileRequest]:
+def _launched(
+    plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...], packed: bool
+) -> list[CompileRequest]:
     layer = plan.form.recurrence.layer
     parameters = {k.name: k.parameters for k in plan.kernels}
     absent = frozenset(t.name for t in layer.inputs if t.optional) - set(present)
-    inputs = draw(layer, Case(_aligned(layer, 2 * plan.config.chunk), dtype, absent=absent))
-    label = " ".join([dtype, *(f"with {name}" for name in present)])
+    tokens = 2 * plan.config.chunk
+    sizes = _aligned(layer, tokens) | ({layer.batch: 1} if packed else {})
+    keywords = draw(layer, Case(sizes, dtype, absent=absent)).keywords()
+    if packed:
+        keywords["cu_seqlens"] = torch.tensor([0, tokens])
+    label = " ".join([dtype, *(f"with {name}" for name in present), *(["packed"] if packed else [])])
     requests: list[CompileRequest] = []
 
     def note(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
@@ -78,7 +93,7 @@ def _launched(plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, 
     if hasattr(config, "segments"):  # a sequence this short would be one segment, and leave kernels out
         config = replace(config, segments=2)
     with runtime.launcher(note):
-        module.forward(**inputs.keywords(), config=config)
+        module.forward(**keywords, config=config)
     return requests
 
 
