@@ -84,12 +84,12 @@ class Config:
     segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
     occupancy_chunk_cumsum: int = 0  # blocks of chunk_cumsum a multiprocessor, 0 to let the compiler choose
     occupancy_group_scores: int = 4  # blocks of group_scores a multiprocessor, 0 to let the compiler choose
-    occupancy_fwd_pass_state: int = 2  # blocks of fwd_pass_state a multiprocessor, 0 to let the compiler choose
-    occupancy_compute_out: int = 2  # blocks of compute_out a multiprocessor, 0 to let the compiler choose
+    occupancy_fwd_pass_state: int = 2  # blocks of segment_states a multiprocessor, 0 to let the compiler choose
+    occupancy_compute_out: int = 2  # blocks of walk_out a multiprocessor, 0 to let the compiler choose
     warps_chunk_cumsum: int = 0  # worker warps of a block of chunk_cumsum, 0 to let the compiler choose
     warps_group_scores: int = 0  # worker warps of a block of group_scores, 0 to let the compiler choose
-    warps_fwd_pass_state: int = 0  # worker warps of a block of fwd_pass_state, 0 to let the compiler choose
-    warps_compute_out: int = 0  # worker warps of a block of compute_out, 0 to let the compiler choose
+    warps_fwd_pass_state: int = 0  # worker warps of a block of segment_states, 0 to let the compiler choose
+    warps_compute_out: int = 0  # worker warps of a block of walk_out, 0 to let the compiler choose
 
     def __post_init__(self) -> None:
         _rt.check_config(LAYER, vars(self))
@@ -188,7 +188,7 @@ def segment_states(
     CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
     PACKED: ct.Constant[bool],
 ) -> None:
-    """The state S that a segment would end with if it began at zero, and what is left of what enters it."""
+    """The state S that a segment would end with if it began at zero, and the sum of its log2 decays."""
     await_previous()
     heads = S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
@@ -298,7 +298,7 @@ def walk_out(
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
         step_tile = load(step, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         x_tile = load(x, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_X)  # [L, P]
-        decay_left = exp2(  # [L, L]: what is left of token j at token i
+        decay_left = exp2(  # [L, L]: what is left of token j at token i, and at most 1 above the diagonal
             -ct.abs(decay_sum_tile[:, None] - decay_sum_tile[None, :])
         )
         score = scores * decay_left * (step_tile * scores_scale)[None, :]  # [L, L]
@@ -347,9 +347,10 @@ def forward(
     dt_min: a number in [0, inf]
     dt_max: a number in [0, inf]
     S0: [b h p n], float32: the state before the first token, zero if absent
-    cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; each
-    has its own initial and final state
-    seq_idx: [b t], int32 or int64: a sequence begins wherever it changes
+    cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; states
+    then have an entry a sequence instead of axis b
+    seq_idx: [b t], int32 or int64: a sequence begins wherever it changes; initial states enter the first of a
+    row, final ones are those of its last
     mask: [b t], bool: tokens where it is false leave states as they are, and their outputs are 0
 
     On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
@@ -416,7 +417,7 @@ def _segmented(
     step, decay_sum = torch.empty(
         (2, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device
     ).unbind()
-    # shared_scores[b g t t]: C . B of a chunk's tokens
+    # shared_scores[b g t t]: C . B of each token and those before it in a chunk, over the key's scale
     shared_scores = torch.empty(
         (cut.lanes, size_g, cut.slots * config.chunk if shared else 1, config.chunk),
         dtype=_rt.stored_scores(config.intra),
@@ -537,5 +538,5 @@ def _portable(
 
 
 VARIANT = "plan=segmented swap=none weighted=row persistent=no layout_x=b,t,h,p internal_step=b,h,t"
-SPEC_DIGEST = "6f998007b163a34900580bf24391d51320d4aa71b65d4d0a7438f05fef996551"
-"""The knobs that this text was emitted with, and the SHA-256 of the spec's; emitted by ssdgen 0.1.0."""
+SPEC_DIGEST = "eafb29fc035d5ce53c83a02b255cfaf238a181d66bbc929d18afa7c9e2fe2320"
+"""The knobs that this text was emitted with, and the SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""

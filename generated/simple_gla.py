@@ -71,11 +71,11 @@ class Config:
     latency_k: int = 3  # latency hint of k
     segments: int = 0  # pieces of a sequence that are walked at once, 0 to let the size of the GPU choose
     occupancy_chunk_cumsum: int = 0  # blocks of chunk_cumsum a multiprocessor, 0 to let the compiler choose
-    occupancy_fwd_pass_state: int = 2  # blocks of fwd_pass_state a multiprocessor, 0 to let the compiler choose
-    occupancy_compute_out: int = 2  # blocks of compute_out a multiprocessor, 0 to let the compiler choose
+    occupancy_fwd_pass_state: int = 2  # blocks of segment_states a multiprocessor, 0 to let the compiler choose
+    occupancy_compute_out: int = 2  # blocks of walk_out a multiprocessor, 0 to let the compiler choose
     warps_chunk_cumsum: int = 0  # worker warps of a block of chunk_cumsum, 0 to let the compiler choose
-    warps_fwd_pass_state: int = 0  # worker warps of a block of fwd_pass_state, 0 to let the compiler choose
-    warps_compute_out: int = 0  # worker warps of a block of compute_out, 0 to let the compiler choose
+    warps_fwd_pass_state: int = 0  # worker warps of a block of segment_states, 0 to let the compiler choose
+    warps_compute_out: int = 0  # worker warps of a block of walk_out, 0 to let the compiler choose
 
     def __post_init__(self) -> None:
         _rt.check_config(LAYER, vars(self))
@@ -128,7 +128,7 @@ def segment_states(
     STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
     PACKED: ct.Constant[bool],
 ) -> None:
-    """The state S that a segment would end with if it began at zero, and what is left of what enters it."""
+    """The state S that a segment would end with if it began at zero, and the sum of its log2 decays."""
     await_previous()
     heads = S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
@@ -214,7 +214,7 @@ def walk_out(
         # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
-        decay_left = exp2(  # [L, L]: what is left of token j at token i
+        decay_left = exp2(  # [L, L]: what is left of token j at token i, and at most 1 above the diagonal
             -ct.abs(decay_sum_tile[:, None] - decay_sum_tile[None, :])
         )
         score = ct.where(causal, scores * decay_left, 0.0)  # [L, L]
@@ -252,9 +252,10 @@ def forward(
     v: [b t h p], bfloat16 or float16 or float32
     g: [b t h], float32 or bfloat16 or float16, in [-inf, 0]
     S0: [b h p n], float32: the state before the first token, zero if absent
-    cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; each
-    has its own initial and final state
-    seq_idx: [b t], int32 or int64: a sequence begins wherever it changes
+    cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; states
+    then have an entry a sequence instead of axis b
+    seq_idx: [b t], int32 or int64: a sequence begins wherever it changes; initial states enter the first of a
+    row, final ones are those of its last
     mask: [b t], bool: tokens where it is false leave states as they are, and their outputs are 0
 
     On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
@@ -380,4 +381,4 @@ def _portable(
 
 VARIANT = "plan=segmented swap=none weighted=row persistent=no internal_g=b,h,t"
 SPEC_DIGEST = "25b59f99f44771e32aba0a6bf206e961a0a126719bcf3b39be7df453d7df2e85"
-"""The knobs that this text was emitted with, and the SHA-256 of the spec's; emitted by ssdgen 0.1.0."""
+"""The knobs that this text was emitted with, and the SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""

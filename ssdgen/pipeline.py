@@ -50,9 +50,11 @@ def derive(spec: str) -> tuple[ChunkForm, Proof]:
 def plan(form: ChunkForm, settings: Mapping[str, str]) -> Plan:
     """The kernels that compute `form`, at the point of its schedule that `settings` move to from the default."""
     from ssdgen.plan import plan as plan_of
-    from ssdgen.plan.settings import configure
+    from ssdgen.plan.settings import check_used, configure
 
-    return plan_of(form, configure(form, settings))
+    planned = plan_of(form, configure(form, settings))
+    check_used(planned, settings)
+    return planned
 
 
 def roofline(planned: Plan, shape: Mapping[str, int], dtype: InputDtype, optional: Sequence[str]) -> Roofline:

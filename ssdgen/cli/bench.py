@@ -176,9 +176,11 @@ def draw(
     from ssdgen.run.bench.pictures import pictures
     from ssdgen.run.bench.rows import read_document
 
-    documents = [read_document(file) for file in files]
+    documents = {file.stem: read_document(file) for file in files}
+    if len(documents) < len(files):
+        raise UserError("two files have the same name, and so would their pictures", "draw them into different folders")
     make_folder(out)
-    written = [str(path) for document in documents for path in pictures(document, out)]
+    written = [str(path) for name, document in documents.items() for path in pictures(document, out, name)]
     if json:
         show(json_text.dumps({"written": written}, indent=2))
     else:

@@ -57,8 +57,10 @@ def plan(
     shape: Shapes = None,
     dtype: Annotated[str, typer.Option(help="With --shape: the dtype of the inputs.")] = "bf16",
     optional: Optional = None,
-    bandwidth: Annotated[float, typer.Option(min=0.001, help="With --shape: TB/s of a copy.")] = H200.bandwidth / 1e12,
-    tflops: Annotated[float, typer.Option(min=0.001, help="With --shape: TFLOP/s in bf16.")] = H200.products / 1e12,
+    bandwidth: Annotated[float, typer.Option(min=0.001, max=1e6, help="With --shape: TB/s of a copy.")] = H200.bandwidth
+    / 1e12,
+    tflops: Annotated[float, typer.Option(min=0.001, max=1e9, help="With --shape: TFLOP/s in bf16.")] = H200.products
+    / 1e12,
     json: Json = False,
     debug: Debug = False,
 ) -> None:

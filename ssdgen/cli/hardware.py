@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 Against = Annotated[
     list[str] | None,
-    typer.Option("--against", metavar="KEY=VALUE", help="Compile with this knob too, to compare: --against swap=none."),
+    typer.Option(
+        "--against", metavar="KEY=VALUE", help="Compile with this knob too, to compare: --against swap=carried,intra."
+    ),
 ]
 GATES: tuple[Gate, ...] = get_args(Gate)
 CPU_GATES: tuple[Gate, ...] = ("proof", "portable", "emulation", "peer")
@@ -60,6 +62,10 @@ def build(
         _check_dtypes([plan for plan, _, _ in modules], dtypes)
         if against:
             other, _ = planned(specs, config, step, against=against)
+            if [plan.config for _, plan in other] == [plan.config for _, plan in chosen]:
+                raise UserError(
+                    f"--against {' '.join(against)} is the point that is built anyway", "name a knob with another value"
+                )
             modules += [(plan, _loaded(plan), " ".join(against)) for _, plan in other]
         if out is not None:
             make_folder(out)

@@ -12,6 +12,9 @@ from ssdgen.diagnostics import UserError
 
 W = TypeVar("W", bound=str)
 
+LONGEST = 2**31 - 1
+"""The longest axis that `--shape` takes."""
+
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a built-in one.")]
 Specs = Annotated[
     list[str] | None, typer.Argument(metavar="[SPECS]...", help="All built-in ones that have kernels if none.")
@@ -77,6 +80,8 @@ def shapes_of(texts: Iterable[str] | None) -> list[dict[str, int]]:
             if axis in shape:
                 raise UserError(f"--shape {text} gives {axis} twice", "leave one of them out")
             shape[axis] = int(length)
+            if shape[axis] > LONGEST:
+                raise UserError(f"--shape {text}: {axis} is longer than any array", f"at most {LONGEST}")
         shapes.append(shape)
     return shapes
 

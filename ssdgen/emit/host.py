@@ -340,9 +340,10 @@ class Host:
             lines.append(f"{self.initial(s.name)}: [{' '.join(s.axes)}], float32: {text}")
         plane = f"[{layer.batch} {layer.time}]"
         lines += [
-            "cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; each has"
-            " its own initial and final state",
-            f"seq_idx: {plane}, int32 or int64: a sequence begins wherever it changes",
+            "cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; states"
+            f" then have an entry a sequence instead of axis {layer.batch}",
+            f"seq_idx: {plane}, int32 or int64: a sequence begins wherever it changes; initial states enter the first of a"
+            " row, final ones are those of its last",
             f"mask: {plane}, bool: tokens where it is false leave states as they are, and their outputs are 0",
         ]
         lines += [

@@ -113,7 +113,7 @@ def emit(plan: Plan, portable_only: bool = False) -> ModuleSource:
 
 def _variant(plan: Plan) -> str:
     """The structural knobs, and the numeric ones that are not the spec's own defaults: a tuned table is for one of these."""
-    own = {k.name: k.defaults for k in knobs(default_config(plan.form), PRODUCTS, KERNELS)}
+    own = {k.name: k.defaults for k in knobs(default_config(plan.form), PRODUCTS, {role: role for role in KERNELS})}
     other = [k for k in plan.knobs if k.defaults != own.get(k.name, k.defaults)]
     return " ".join([variant(plan.config), *(f"{k.name}={dict(k.defaults)['bf16']}" for k in other)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from ssdgen.ir.chunkform import ChunkForm
@@ -60,8 +61,11 @@ def precision_of(schedule: Schedule, dtype: str, product: Product) -> Precision:
     return "bf16" if dtype == "bf16" else "tf32"
 
 
-def knobs(config: Config, products: tuple[Product, ...], roles: tuple[str, ...]) -> tuple[Knob, ...]:
-    """The fields of the emitted Config: what kernels of this form really take, in a fixed order."""
+def knobs(config: Config, products: tuple[Product, ...], roles: Mapping[str, str]) -> tuple[Knob, ...]:
+    """The fields of the emitted Config: what kernels of this form really take, in a fixed order.
+
+    `roles` are the names of the kernels of each role that there is.
+    """
     every = tuple(DTYPES)
     out = [Knob("chunk", "tokens a chunk", tuple((d, config.chunk) for d in every))]
     out += [Knob(f"tile_{a}", f"tile of axis {a}", tuple((d, size) for d in every)) for a, size in config.tile]
@@ -87,5 +91,5 @@ def knobs(config: Config, products: tuple[Product, ...], roles: tuple[str, ...])
         for role in KERNELS:
             if role in roles:
                 value = dict(declared).get(role, 0)
-                out.append(Knob(f"{hint}_{role}", doc.format(role), tuple((d, value) for d in every), "hint"))
+                out.append(Knob(f"{hint}_{role}", doc.format(roles[role]), tuple((d, value) for d in every), "hint"))
     return tuple(out)

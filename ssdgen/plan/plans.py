@@ -74,6 +74,10 @@ def _fields(config: Config, kernels: tuple[AnyKernel, ...]) -> tuple[Knob, ...]:
     constants |= {FIELD for k in kernels if isinstance(k, GroupKernel)}
     constants |= {SEGMENTS} if kernels and config.plan == "segmented" else set()
     products = tuple(p for p in PRODUCTS if p in constants)
-    roles = tuple(dict.fromkeys(k.role for k in kernels))
-    every = knobs(config, products, roles)
+    roles: dict[str, list[str]] = {}
+    for kernel in kernels:
+        roles.setdefault(kernel.role, []).append(kernel.name)
+    every = knobs(
+        config, products, {role: ", ".join(names[:1] + ["..."] * (len(names) > 1)) for role, names in roles.items()}
+    )
     return tuple(k for k in every if k.kind != "int" or k.name == "chunk" or k.name in constants)

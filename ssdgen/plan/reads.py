@@ -198,7 +198,7 @@ def _left(parts: Parts, score: Score, sums: Sums, axes: Axes) -> Expr:
     key = f"left {score.decay} {score.at}"
     if key not in builder.known:
         name = f"{score.decay}_left" if score.at == 0 else f"{score.decay}_left_before"
-        note = "what is left of token j at token i"
+        note = "what is left of token j at token i, and at most 1 above the diagonal"
         builder.known[key] = builder.name_value(parts.combine, name, left, note, axes=axes)
     return builder.known[key]
 

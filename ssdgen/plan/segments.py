@@ -83,7 +83,7 @@ def segment_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateK
     return StateKernel(
         name=STATES if len(form.states) == 1 else f"{STATES}_{state.name}",
         role="fwd_pass_state",
-        doc=f"The state {state.name} that a segment would end with if it began at zero, and what is left of what enters it.",
+        doc=f"The state {state.name} that a segment would end with if it began at zero, and the sum of its log2 decays.",
         parameters=builder.ordered_parameters(),
         grid=(f"cut.walks * size_{layer.head}", "cut.inner", grid),
         position=tuple(position),

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ssdgen.diagnostics import UserError
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.expr import Axes
-from ssdgen.ir.plan import Config
+from ssdgen.ir.plan import Config, Plan
 from ssdgen.ir.schedule import ALLOWED, KERNELS, PERSISTENT, PLANS, PRECISIONS, PRODUCTS, SIDES
 from ssdgen.plan.config import default_config
 from ssdgen.plan.decays import scalar_names
@@ -56,6 +56,16 @@ def structure(config: Config) -> dict[str, str]:
     }
     words |= {f"layout_{name}": ",".join(axes) for name, axes in sorted(config.layouts)}
     return words | {f"internal_{name}": ",".join(axes) for name, axes in sorted(config.internals)}
+
+
+def check_used(plan: Plan, settings: Mapping[str, str]) -> None:
+    """UserError for a numeric knob among `settings` that no kernel of `plan` has: it would change nothing."""
+    fields = {knob.name for knob in plan.knobs} | set(structure(plan.config))
+    for key in settings:
+        if not plan.refused and key not in fields:
+            raise UserError(
+                f"no kernel of plan={plan.config.plan} has the knob `{key}`", f"it has {', '.join(sorted(fields))}"
+            )
 
 
 def variant(config: Config) -> str:

@@ -145,5 +145,5 @@ def group_workspaces(form: ChunkForm, score: Score) -> tuple[Workspace, ...]:
     for what, note in notes.items():
         buffer = token_parameter(form, score, what)
         rows.append(Workspace(buffer.name, buffer.axes, shape, "f32", note))
-    doc = f"{product_key(score)} of a chunk's tokens"
+    doc = f"{product_key(score)} of each token and those before it in a chunk, over the key's scale"
     return (Workspace(parameter.name, parameter.axes, (*shape, "config.chunk"), parameter.dtype, doc), *rows)

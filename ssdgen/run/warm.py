@@ -108,20 +108,24 @@ def warm(
     heard: Callable[[Kernel, int, int], None] = lambda kernel, done, total: None,
 ) -> Warmed:
     """Compile what the module at `path` launches for `shapes`, every optional input absent and present, tokens of every
-    class, with the configurations that it would choose, for this GPU or, without one, an H200 (or `arch`).
+    class, with the configurations that it would choose, for this GPU or for `arch`, of which one with the multiprocessors of
+    an H200 is assumed.
 
     `heard` is told of each kernel, how many are done and how many there are. Raises UserError if the cache is off, or for
     a shape that the module refuses.
     """
+    module = _loaded(path)
     cache = cuda_tile_cache()
     if cache is None:
         raise UserError("the cache of cuda.tile is off, so nothing could be kept", "unset CUDA_TILE_CACHE_DIR")
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    make_folder(cache)
+    for folder in (*reversed(cache.parents), cache):
+        make_folder(folder)
     has_gpu = torch.cuda.is_available()
+    if not has_gpu and arch is None:
+        raise UserError("there is no GPU here to warm the cache for", "name the one of the deployment: --arch sm_90")
     device = here() if has_gpu else H200
-    device = replace(device, arch=arch) if arch else device
-    module = _loaded(path)
+    if arch is not None and arch != device.arch:
+        device = replace(device, arch=arch, name=f"a GPU of {arch} with {device.multiprocessors} multiprocessors")
     calls = list(calls_of(module, shapes, dtypes))
     requests = list(dict.fromkeys(r for call in calls for r in launched(module, call, device)))
     kernels: list[Kernel] = []

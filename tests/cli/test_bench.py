@@ -71,10 +71,20 @@ def test_draw(ssdgen: Command) -> None:
     Path("b.json").write_text(to_json(made.growth()))
     result = ssdgen("bench", "draw", "a.json", "b.json", "--out", "pictures")
     assert result.code == 0
-    assert {p.name for p in Path("pictures").iterdir()} >= {"forward_ratios.png", "growth_growth.png"}
-    assert "wrote pictures/forward_ratios.png" in result.out
+    assert {p.name for p in Path("pictures").iterdir()} >= {"a_ratios.png", "b_growth.png"}
+    assert "wrote pictures/a_ratios.png" in result.out
     listed = ssdgen("bench", "draw", "a.json", "--out", "pictures", "--json")
-    assert "pictures/forward_ratios.png" in json.loads(listed.out)["written"]
+    assert "pictures/a_ratios.png" in json.loads(listed.out)["written"]
+
+
+def test_pictures_of_one_name_do_not_overwrite_each_other(ssdgen: Command) -> None:
+    Path("other").mkdir()
+    for name in ("a.json", "other/a.json"):
+        Path(name).write_text(to_json(made.forward()))
+    result = ssdgen("bench", "draw", "a.json", "other/a.json", "--out", "pictures")
+    assert result.code == 1
+    assert "two files have the same name" in result.err
+    assert not Path("pictures").exists()
 
 
 def test_draw_of_something_else(ssdgen: Command) -> None:

@@ -45,8 +45,8 @@ def test_only_some_fields(ssdgen: Command) -> None:
     shape = ("--shape", "b=4,t=16384,h=8")
     (data,) = json.loads(ssdgen("tune", "mamba2", *shape, "--dry-run", "--json", "--fields", "latency, chunk").out)
     assert data["structural"] == {}
-    assert set(data["numeric"]) == {"latency_x", "latency_B", "latency_C", "latency_scores", "chunk"}
-    assert data["points"] == 7**4 * 3
+    assert set(data["numeric"]) == {"latency_x", "latency_B", "latency_C", "latency_S", "latency_scores", "chunk"}
+    assert data["points"] == 7**5 * 3
 
 
 @no_gpu

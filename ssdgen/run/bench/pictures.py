@@ -47,8 +47,9 @@ AXIS_NAMES = {
 DPI = 160
 
 
-def pictures(document: Document, out: Path) -> list[Path]:
-    """Draw all that `document` has something for, into the folder `out`; the files. UserError without matplotlib."""
+def pictures(document: Document, out: Path, name: str = "") -> list[Path]:
+    """Draw all that `document` has something for, into the folder `out`, by the `name` of what is drawn, its study if none;
+    the files. UserError without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:
@@ -64,10 +65,10 @@ def pictures(document: Document, out: Path) -> list[Path]:
     }
     written = []
     with matplotlib.rc_context(STYLE):
-        for name, draw in drawings.items():
+        for what, draw in drawings.items():
             figure = draw(document)
             if figure is not None:
-                path = out / f"{document.study}_{name}.png"
+                path = out / f"{name or document.study}_{what}.png"
                 figure.savefig(path, dpi=DPI, bbox_inches="tight")
                 written.append(path)
     return written
@@ -313,9 +314,8 @@ def _log(ax: Axes, which: str, form: str, values: Sequence[float]) -> None:
 def _source(figure: Figure, document: Document) -> None:
     """Where it was measured, and labels moved apart now that all limits are known."""
     e = document.environment
-    figure.supxlabel(
-        f"{e.gpu}, {e.date}; bf16, medians under CUDA graphs, L2 flushed", fontsize=7, color=GREY, x=0.01, ha="left"
-    )
+    how = "bf16 inputs, medians under CUDA graphs, none of a call's inputs in the L2 cache"
+    figure.supxlabel(f"{e.gpu}, {e.date}; {how}", fontsize=7, color=GREY, x=0.01, ha="left")
     _separate(figure)
 
 

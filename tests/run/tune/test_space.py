@@ -48,7 +48,7 @@ def test_only_what_is_named_moves(space: Space, tmp_path: Path) -> None:
         narrow = Space(space.form, "bf16", space.sizes, tmp_path, only)
         return [*narrow.structural, *narrow.numeric(Candidate())]
 
-    assert names("latency") == ["latency_x", "latency_B", "latency_C", "latency_scores"]
+    assert names("latency") == ["latency_x", "latency_B", "latency_C", "latency_S", "latency_scores"]
     assert names("chunk", "swap") == ["swap", "chunk"]
     assert names("state") == ["state"], "a precision, not the tiles of a state"
     with pytest.raises(UserError, match="has no knob `latencies` to search"):
