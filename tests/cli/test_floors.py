@@ -56,6 +56,8 @@ def test_rates_shapes_and_knobs_are_the_users(ssdgen: Command) -> None:
         (("mamba2", *A, "--dtype", "f64"), "--dtype knows no `f64`"),
         (("mamba2", *A, "--optional", "w"), "has no optional input `w`"),
         (("mamba2", *A, "--bandwidth", "0"), "--bandwidth"),
+        (("mamba2", *A, "--bandwidth", "inf"), "--bandwidth"),
+        (("mamba2", "--shape", "b=4,t=99999999999999999,h=8"), "longer than any array"),
         (("mamba2", "--shape", "b=4,t=16,h=8,n=512"), "256 at most, and n is 512"),
         (("gla", *A), "gla has no kernels: a decay over key channels"),
     ],

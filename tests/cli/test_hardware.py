@@ -249,3 +249,10 @@ def test_without_a_gpu_cuda_is_refused(ssdgen: Command) -> None:
     result = ssdgen("verify", "retnet", "--device", "cuda")
     assert (result.code, result.out) == (1, "")
     assert "there is no CUDA device here" in result.err
+
+
+def test_build_against_the_same_point(ssdgen: Command) -> None:
+    """A table of one module beside itself would say that a knob changes nothing."""
+    result = ssdgen("build", "retnet", "--arch", "sm_90", "--against", "swap=none")
+    assert result.code == 1
+    assert "--against swap=none is the point that is built anyway" in result.err

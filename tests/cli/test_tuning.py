@@ -155,3 +155,13 @@ def test_little_time_goes_to_the_module_that_is_shipped(ssdgen: Command, monkeyp
     asked = ("--fields", "plan,latency_x", "--seconds", "12", "--json")
     (result,) = json.loads(ssdgen("tune", "mamba2", *shapes[:2], *asked).out)
     assert "plan=single_walk" in {m["candidate"] for m in result["measured"]}, "it was asked for"
+
+
+@no_gpu
+def test_a_cache_is_warmed_for_a_gpu_that_is_named(ssdgen: Command) -> None:
+    """Without a GPU nobody knows which one the deployment has."""
+    assert ssdgen("generate", "retnet", "-o", "out").code == 0
+    result = ssdgen("warm", "out/retnet.py", "--shape", "b=1,t=64,h=2")
+    assert result.code == 1
+    assert "there is no GPU here to warm the cache for" in result.err
+    assert "--arch sm_90" in result.err

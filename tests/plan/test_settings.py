@@ -11,6 +11,7 @@ from ssdgen.diagnostics import Source, UserError
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.plan import configure, default_config, knob_space, plan, variant
 from ssdgen.plan.describe import describe
+from ssdgen.plan.settings import check_used
 from ssdgen.spec import load_source, read_layer
 
 WITH_KERNELS = ("mamba2", "retnet", "linear_attention", "simple_gla", "mlstm")
@@ -158,3 +159,12 @@ def test_a_plan_of_one_wave_has_no_persistent_kernel(name: str) -> None:
         == f"{name} with a persistent kernel: the grids of other plans than three_kernel are one wave by construction"
     )
     assert not made.kernels
+
+
+def test_a_knob_that_no_kernel_has_is_refused() -> None:
+    """`--config segments=4` of the published plan would be taken and change nothing."""
+    form = form_of("mamba2")
+    published = {"plan": "three_kernel", "segments": "4"}
+    with pytest.raises(UserError, match="no kernel of plan=three_kernel has the knob `segments`"):
+        check_used(plan(form, configure(form, published)), published)
+    check_used(plan(form, configure(form, {"segments": "4"})), {"segments": "4"})
