@@ -104,22 +104,30 @@ def packings(chunk: int) -> Iterator[Packing]:
     yield Packing("everything masked", "mask", (runs(t), runs(t)))
 
 
-def packed_checks(gate: Gate, plan: Plan, call: Call, truth: Truth, device: str = "cpu") -> Iterator[Check]:
-    """What a module that takes packed sequences has to show; one skipped check of one that does not yet."""
+def packed_checks(
+    gate: Gate, plan: Plan, call: Call, uncut: Call, truth: Truth, device: str = "cpu"
+) -> Iterator[Check]:
+    """What a module that takes packed sequences has to show; one skipped check of one that does not yet.
+
+    `uncut` is `call` with every sequence in one segment: then one of a pack is computed, bit for bit, as it is alone.
+    """
     layer, chunk = plan.form.recurrence.layer, plan.config.chunk
     try:
         for packing in packings(chunk):
-            yield from _checks(gate, plan, call, truth, packing, device)
+            yield from _checks(gate, plan, call, uncut, truth, packing, device)
         yield from causality_checks(gate, plan, call, device)
     except NotImplementedError as error:
         yield Check(f"{layer.name} packed", gate, 0.0, 0.0, passed=False, skipped=True, note=str(error))
 
 
-def _checks(gate: Gate, plan: Plan, call: Call, truth: Truth, packing: Packing, device: str) -> Iterator[Check]:
+def _checks(
+    gate: Gate, plan: Plan, call: Call, uncut: Call, truth: Truth, packing: Packing, device: str
+) -> Iterator[Check]:
     layer = plan.form.recurrence.layer
     case, inputs = drawn(layer, packing, device)
+    keywords = {**inputs.keywords(), packing.kind: packing.argument(device)}
     try:
-        values = call({**inputs.keywords(), packing.kind: packing.argument(device)})
+        values = call(keywords)
     except NotImplementedError:
         raise
     except (ValueError, TypeError, RuntimeError) as error:
@@ -135,10 +143,11 @@ def _checks(gate: Gate, plan: Plan, call: Call, truth: Truth, packing: Packing, 
         value = _together(plan, packing, name, [(part, e[name].value) for part, e in expected])
         wanted[name] = replace(expected[0][1][name], value=value)
     yield from compare(gate, packing.name, got, wanted)
-    own = [(part, dict(zip(names, call(run.keywords()), strict=True))) for part, run in runs]
+    whole = dict(zip(names, uncut(keywords), strict=True))
+    own = [(part, dict(zip(names, uncut(run.keywords()), strict=True))) for part, run in runs]
     for name in names:
         alone = _together(plan, packing, name, [(part, v[name]) for part, v in own])
-        yield _equal(gate, f"{packing.name}: {name} as each alone", got[name], alone)
+        yield _equal(gate, f"{packing.name}: {name} as each alone", whole[name], alone)
 
 
 def _equal(gate: Gate, name: str, got: torch.Tensor, want: torch.Tensor) -> Check:

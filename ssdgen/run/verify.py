@@ -18,6 +18,7 @@ import torch
 
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Check, Gate, Report
+from ssdgen.plan.names import arguments
 from ssdgen.run.cases import Trial, kernel_trials, portable_trials
 from ssdgen.run.checks import Expected, bound, compare, one_thread, poisoned_memory, relative_error
 from ssdgen.run.emulate import EmulationError, launch
@@ -79,10 +80,16 @@ def packed(gate: Gate, plan: Plan, module: ModuleType) -> Iterator[Check]:
             values: tuple[torch.Tensor, ...] = module.forward(**keywords)
         return values
 
+    def uncut(keywords: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        if gate == "portable" or "segments" not in {k.name for k in plan.knobs}:
+            return call(keywords)
+        dtype = keywords[arguments(plan.form.recurrence.layer)[plan.leader]].dtype
+        return call({**keywords, "config": replace(module.CONFIGS[dtype], segments=1)})
+
     def truth(inputs: Inputs, case: Case) -> dict[str, Expected]:
         return expected(gate, plan, inputs, Trial("packed", case))
 
-    return packed_checks(gate, plan, call, truth, "cuda" if gate == "hardware" else "cpu")
+    return packed_checks(gate, plan, call, uncut, truth, "cuda" if gate == "hardware" else "cpu")
 
 
 def run_trial(gate: Gate, plan: Plan, module: ModuleType, trial: Trial) -> list[Check]:
