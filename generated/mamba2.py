@@ -255,8 +255,9 @@ def walk_out(
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         x, B = x.slice(1, start, stop), B.slice(1, start, stop)
-        C, z = C.slice(1, start, stop), z.slice(1, start, stop)
-        y = y.slice(1, start, stop)
+        C, y = C.slice(1, start, stop), y.slice(1, start, stop)
+        if WITH_Z:
+            z = z.slice(1, start, stop)
     length = C.shape[1]
     p_tile = ct.bid(2)
     group_g = head // (heads // C.shape[2])

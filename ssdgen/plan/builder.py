@@ -89,6 +89,10 @@ class KernelBuilder:
         """Declare the compile-time flag `name` that the host sets from `argument`; its name."""
         return self.declare(Parameter(name, "flag", argument))
 
+    def presence(self, name: str) -> str:
+        """Declare the flag that says whether the caller passes an optional input or an initial state; its name."""
+        return self.flag(f"WITH_{name.upper()}", name)
+
     def constant(self, name: str, field: str = "") -> str:
         """Declare the compile-time constant `name`, printed in capitals, with the value of a config field; its name."""
         return self.declare(Parameter(name.upper(), "constant", field or name))

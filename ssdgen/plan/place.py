@@ -7,6 +7,8 @@ entry's chunks, or, packed, those of all sequences in one lane.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ssdgen.ir.plan import Parameter, Slot
 from ssdgen.plan.builder import KernelBuilder, Unsupported
 from ssdgen.plan.names import PACKED
@@ -79,14 +81,21 @@ def length_line(builder: KernelBuilder) -> str:
 
 
 def _sliced(builder: KernelBuilder) -> list[str]:
-    """Cut every array of tokens to the sequence's."""
-    time = builder.layer.time
+    """Cut every array of tokens to the sequence's. An absent input is not cut: another tensor stands in for it."""
+    layer, time = builder.layer, builder.layer.time
     arrays = [p for p in builder.ordered_parameters() if p.role in ("input", "output") and time in p.axes]
-    lines = []
-    for pair in (arrays[i : i + 2] for i in range(0, len(arrays), 2)):
-        cuts = ", ".join(f"{p.name}.slice({p.axes.index(time)}, start, stop)" for p in pair)
-        lines.append(f"    {', '.join(p.name for p in pair)} = {cuts}")
+    optional = [p for p in arrays if p.role == "input" and layer.tensor(p.argument).optional]
+    always = [p for p in arrays if p not in optional]
+    lines = [f"    {_cut(time, always[i : i + 2])}" for i in range(0, len(always), 2)]
+    for p in optional:
+        lines += [f"    if {builder.presence(p.argument)}:", f"        {_cut(time, [p])}"]
     return lines
+
+
+def _cut(time: str, arrays: Sequence[Parameter]) -> str:
+    """The assignment that cuts arrays to a sequence."""
+    cuts = ", ".join(f"{p.name}.slice({p.axes.index(time)}, start, stop)" for p in arrays)
+    return f"{', '.join(p.name for p in arrays)} = {cuts}"
 
 
 def _tokens(builder: KernelBuilder) -> tuple[str, int]:

@@ -233,4 +233,4 @@ def _gate(builder: WalkBuilder, gate: Gate, tile: Ref) -> When:
     builder.hoist = None
     body.append(Let(tile, builder.tile(body, gate.value), gate.span.line))
     builder.hoist, builder.known = hoist, known
-    return When(builder.flag(f"WITH_{gate.tensor.upper()}", gate.tensor), tuple(body))
+    return When(builder.presence(gate.tensor), tuple(body))

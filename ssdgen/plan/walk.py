@@ -92,7 +92,7 @@ class WalkBuilder(KernelBuilder):
         """The state before the first token, in the order that it is carried in: zero unless the caller passes one."""
         name = f"{state.name}0"
         array = self.declare(Parameter(name, "initial", name, state.axes, "f32"))
-        return When(self.flag(f"WITH_{name.upper()}", name), (self.load_tile(array, target),), (Zeros(target),))
+        return When(self.presence(name), (self.load_tile(array, target),), (Zeros(target),))
 
     def position_lines(self, heads: str) -> list[str]:
         """The assignments a block begins with: groups, the number of tokens, positions in a chunk and along axes."""

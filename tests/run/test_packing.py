@@ -9,9 +9,20 @@ from typing import Any
 import pytest
 import torch
 
+from ssdgen.derive import chunk_form, recurrence
+from ssdgen.diagnostics import Source
+from ssdgen.emit import emit
+from ssdgen.emit.package import package
+from ssdgen.ir.report import Gate
+from ssdgen.plan import plan as plan_of
+from ssdgen.run.checks import relative_error
+from ssdgen.run.inputs import Case, Inputs, draw
+from ssdgen.run.load import load
 from ssdgen.run.packing import Packing, packings
+from ssdgen.run.reference import reference
 from ssdgen.run.verify import packed
-from tests.cases.subject import Subject, subject
+from ssdgen.spec import read_layer
+from tests.cases.subject import BOTH, EXACT, Subject, subject
 
 Spoil = Callable[[ModuleType, dict[str, Any]], Any]
 
@@ -69,6 +80,45 @@ def reversed_in_time(module: ModuleType, arguments: dict[str, Any]) -> Any:
     """A token sees a later one: the mean of a tensor over all tokens leaks into every output."""
     y, S = module.forward(**arguments)
     return y + 1e-6 * arguments["v"].mean(), S
+
+
+LATE_GATE = """\
+language 1
+layer late_gate "A gate whose tokens come last, of more axes than the input that outputs are like"
+
+axes    b t h p n
+sizes   p = 32, n = 32
+
+inputs
+  u[b t h]               : bf16 | f16 | f32
+  v[b t h p]             : like u
+  k[b t h n], q[b t h n] : like u
+  z[b h p t]             : like u optional
+
+state   S[b h p n] : f32
+        S[t] = 0.9 * S[t-1] + u * outer(v, k)
+
+output  y[b t h p] : like u
+        y = S[t] . q
+        when z: y = y * silu(z)
+"""
+
+
+@pytest.mark.parametrize("gate", BOTH)
+@pytest.mark.parametrize("absent", [{"S0"}, {"S0", "z"}], ids=["with z", "without z"])
+def test_an_absent_gate_is_not_cut(gate: Gate, absent: set[str]) -> None:
+    """What stands in for an absent input may have fewer axes, and its tokens elsewhere: it is no part of a sequence."""
+    plan = plan_of(chunk_form(recurrence(read_layer(Source("late_gate.ssd", LATE_GATE)))))
+    source = emit(plan)
+    late = Subject(plan, load(source.name, package([source])))
+    inputs = draw(late.layer, Case({"b": 1, "t": 70, "h": 2, "p": 32, "n": 32}, absent=frozenset(absent)))
+    packed = Inputs(inputs.tensors | {"cu_seqlens": torch.tensor([0, 30, 70])}, {}, {})
+    y, S = late.call(gate, packed, **(EXACT if gate == "emulation" else {}))
+    for i, tokens in enumerate((slice(0, 30), slice(30, 70))):
+        own = {name: x[..., tokens] if name == "z" else x[:, tokens] for name, x in inputs.tensors.items()}
+        outputs, finals = reference(late.layer, own, {}, {})
+        assert relative_error(y[:, tokens], outputs["y"]) <= 1e-5
+        assert relative_error(S[i : i + 1], finals["S"]) <= 1e-5
 
 
 SPOILERS: dict[str, Spoil] = {
