@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from types import ModuleType
 
 from ssdgen import pipeline
-from ssdgen.files import write_all
+from ssdgen.run.load import kept, load_file
 
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "mamba2 three_kernel": ("mamba2", {"plan": "three_kernel", "swap": "carried,intra"}),
@@ -31,18 +30,5 @@ def module_of(name: str) -> ModuleType:
         return importlib.import_module(f"generated.{name}")
     spec, settings = VARIANTS[name]
     form, _ = pipeline.derive(spec)
-    files = pipeline.package([pipeline.emit(pipeline.plan(form, settings))])
-    package = name.replace(" ", "_")
-    folder = FOLDER / package
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(not (folder / f).exists() or (folder / f).read_text() != text for f, text in files.items()):
-        write_all(folder, files)
-    if package not in sys.modules:
-        found = importlib.util.spec_from_file_location(
-            package, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert found is not None
-        assert found.loader is not None
-        sys.modules[package] = importlib.util.module_from_spec(found)
-        found.loader.exec_module(sys.modules[package])
-    return importlib.import_module(f"{package}.{spec}")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    return load_file(kept(FOLDER, pipeline.emit(pipeline.plan(form, settings))))

@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from ssdgen.emit import ModuleSource
     from ssdgen.ir.build import Build
     from ssdgen.ir.chunkform import ChunkForm
-    from ssdgen.ir.layer import Dtype as InputDtype
-    from ssdgen.ir.layer import Layer
+    from ssdgen.ir.layer import Dtype, Layer
     from ssdgen.ir.plan import Plan
     from ssdgen.ir.report import Check, Gate, Report
     from ssdgen.plan.roofline import Roofline
-    from ssdgen.run.inputs import Dtype
     from ssdgen.run.tune import Preview, Tuned
     from ssdgen.run.tune.tune import Heard
     from ssdgen.run.warm import Kernel, Warmed
@@ -57,7 +55,7 @@ def plan(form: ChunkForm, settings: Mapping[str, str]) -> Plan:
     return planned
 
 
-def roofline(planned: Plan, shape: Mapping[str, int], dtype: InputDtype, optional: Sequence[str]) -> Roofline:
+def roofline(planned: Plan, shape: Mapping[str, int], dtype: Dtype, optional: Sequence[str]) -> Roofline:
     """What the kernels of a plan move and multiply at a shape, cut into the segments that a call on an H200 is cut into."""
     from ssdgen.emit.support._segments import segments
     from ssdgen.plan.roofline import roofline as roofline_of
@@ -138,7 +136,7 @@ def verify(
 def tune_preview(
     form: ChunkForm,
     shape: Mapping[str, int],
-    dtype: InputDtype,
+    dtype: Dtype,
     optional: Sequence[str],
     only: Sequence[str],
     compiles: bool,
@@ -154,7 +152,7 @@ def tune_preview(
 def tune(
     form: ChunkForm,
     shapes: Sequence[Mapping[str, int]],
-    dtype: InputDtype,
+    dtype: Dtype,
     optional: Sequence[str],
     only: Sequence[str],
     seconds: float,

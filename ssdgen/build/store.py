@@ -38,6 +38,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ssdgen"
 
 
+def folder_in_cache(name: str) -> Path:
+    """A folder of that name in the cache, made unless it is there. UserError if it cannot be."""
+    folder = cache_folder() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "set SSDGEN_CACHE_DIR to a folder you may write to"
+        raise UserError(f"cannot make {folder}: {(error.strerror or str(error)).lower()}", hint) from error
+    return folder
+
+
 @functools.cache
 def compiler_versions() -> tuple[tuple[str, str], ...]:
     """The packages that turn a kernel into a cubin, with their versions; or `cuda-tile` alone with what the `tileiras`

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
-import itertools
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
+from ssdgen.emit.module import ModuleSource
+from ssdgen.emit.package import package
 from ssdgen.files import write_all
 
-_numbers = itertools.count()
 _folders: list[tempfile.TemporaryDirectory[str]] = []
 """Kept for the life of the process: kernels are compiled from their files when they are first launched."""
 
@@ -26,16 +25,20 @@ def load(name: str, files: Mapping[str, str]) -> ModuleType:
     """
     folder = tempfile.TemporaryDirectory(prefix="ssdgen-")
     _folders.append(folder)
-    write_all(Path(folder.name), {"__init__.py": "", **files})
-    package = f"ssdgen_emitted_{next(_numbers)}"
-    spec = importlib.util.spec_from_file_location(
-        package, Path(folder.name) / "__init__.py", submodule_search_locations=[folder.name]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[package] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[package])
-    return importlib.import_module(f"{package}.{name}")
+    write_all(Path(folder.name), files)
+    return load_file(Path(folder.name) / f"{name}.py")
+
+
+def kept(parent: Path, source: ModuleSource) -> Path:
+    """The file of an emitted module, in a folder of `parent` (which exists) that is named after its text; written if new.
+
+    The compiler's cache knows kernels by their file, so what is emitted again is not compiled again.
+    """
+    files = package([source])
+    digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]
+    folder = parent / f"{source.name}_{digest}"
+    write_all(folder, files)
+    return folder / f"{source.name}.py"
 
 
 def load_file(path: Path) -> ModuleType:

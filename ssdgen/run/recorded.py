@@ -14,10 +14,16 @@ from typing import Any
 
 import torch
 
-from ssdgen.ir.build import Argument, CompileRequest, ConstantArg, ScalarArg, array_arg
+from ssdgen.ir.build import Argument, CompileRequest, ConstantArg, Element, ScalarArg, array_arg
 from ssdgen.ir.layer import Dtype
 from ssdgen.run.inputs import DTYPES
-from ssdgen.run.launches import ELEMENTS
+
+ELEMENTS: dict[torch.dtype, Element] = {
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float32: "f32",
+    torch.int32: "i32",
+}
 
 HINTS = ("occupancy", "num_ctas", "num_worker_warps")
 """The compiler hints that a kernel may carry, as `cuda.tile` calls them."""

@@ -16,11 +16,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 
@@ -28,11 +26,11 @@ from ssdgen.build.worker import Compiled
 from ssdgen.diagnostics import UserError
 from ssdgen.files import make_folder
 from ssdgen.ir.build import CompileRequest
-from ssdgen.run.inputs import Dtype
+from ssdgen.ir.layer import Dtype
 from ssdgen.run.load import load_file
 from ssdgen.run.recorded import Call, blank, record, takes_packed
 from ssdgen.run.tune.compile import Compiler, cuda_tile_cache
-from ssdgen.run.tune.device import H200, Device, here
+from ssdgen.run.tune.device import H200, Device, assumed, here
 from ssdgen.run.tune.remote import Died, Remote, serve
 
 BATCH, TOKENS, HEADS = 2, 4096, 8
@@ -148,7 +146,7 @@ def warm(
 def launched(module: ModuleType, call: Call, device: Device) -> tuple[CompileRequest, ...]:
     """The kernels that `call` would launch on `device`, with the Config that the module chooses there itself."""
     try:
-        with _assumed(module, device):
+        with assumed(module, device):
             return tuple(launch.request for launch in record(module, call, None))
     except (ValueError, TypeError, NotImplementedError) as error:
         sizes = ",".join(f"{axis}={length}" for axis, length in call.sizes.items())
@@ -202,16 +200,6 @@ def _sizes(module: ModuleType, shape: Mapping[str, int]) -> dict[str, int]:
     if missing := [axis for axis in axes if axis not in sizes]:
         raise UserError(f"the shape does not say how long {', '.join(missing)} is", f"--shape {missing[0]}=64")
     return {axis: sizes[axis] for axis in axes}
-
-
-def _assumed(module: ModuleType, device: Device) -> AbstractContextManager[None]:
-    """Within, the module chooses configurations as on `device`; one without tuning tables always takes its default."""
-    try:
-        tuning: Any = importlib.import_module("._tuned", module.__package__)
-    except ModuleNotFoundError:
-        return nullcontext()
-    context: AbstractContextManager[None] = tuning.assumed(tuning.Gpu(device.name, device.multiprocessors))
-    return context
 
 
 def _loaded(path: Path) -> ModuleType:

@@ -137,7 +137,7 @@ def test_a_persistent_kernel_does_everything_with_few_blocks(
     module = emitted(CONSTRUCTS["persistent"] + f"\n  occupancy compute_out = {occupancy}")
     imported = load(module.name, package([module]))
     cut = importlib.import_module("._cut", imported.__package__)
-    monkeypatch.setattr(cut, "_multiprocessors", lambda x: 3)
+    monkeypatch.setattr(cut, "multiprocessors", lambda x: 3)
     assert cut.held(36, occupancy, torch.empty(1)) == 3 * occupancy
     sizes = {"b": 1, "t": 2 * module.plan.config.chunk + 9, "h": 4, "g": 2, "p": 140, "n": 72}
     trial = Trial("few", Case(sizes, dtype="bf16" if dtype == "bf16" else "f32", seed=5))

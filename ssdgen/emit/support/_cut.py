@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _packed
+from . import _packed, _tuned
 from . import _runtime as _rt
 from ._segments import segments
 
@@ -45,9 +45,9 @@ def cut(
     entry; `blocks` blocks walk a segment. Of packed sequences all together have about as many segments more than there are
     sequences."""
     if sequences is None:
-        return _whole_cut(batch, length, chunk, wanted, blocks, _multiprocessors(like), like.device)
+        return _whole_cut(batch, length, chunk, wanted, blocks, multiprocessors(like), like.device)
     chunks = _rt.ceil_div(sequences.tokens, chunk)
-    count, per_segment = segments(wanted, chunks, blocks, _multiprocessors(like))
+    count, per_segment = segments(wanted, chunks, blocks, multiprocessors(like))
     chunk_table = _packed.chunk_table(sequences, chunk)
     table = _packed.segment_table(sequences, chunk, per_segment)
     parts = _one_class(len(table))
@@ -56,11 +56,11 @@ def cut(
 
 @functools.lru_cache(maxsize=1024)
 def _whole_cut(
-    batch: int, length: int, chunk: int, wanted: int, blocks: int, multiprocessors: int, device: torch.device
+    batch: int, length: int, chunk: int, wanted: int, blocks: int, processors: int, device: torch.device
 ) -> Cut:
     """The cut of a batch; made once for calls that do not differ in it."""
     chunks = _rt.ceil_div(length, chunk)
-    count, per_segment = segments(wanted, chunks, batch * blocks, multiprocessors)
+    count, per_segment = segments(wanted, chunks, batch * blocks, processors)
     none = _no_table(device)
     parts = _one_class(count - 1) if count > 1 else 1
     return Cut(batch, chunks, batch, count, count - 1, parts, per_segment, none, none)
@@ -79,16 +79,13 @@ def _one_class(length: int) -> int:
 
 def held(blocks: int, occupancy: int, like: Tensor) -> int:
     """How many of `blocks` blocks to launch for each to run to its end at once: `occupancy` (0 for one) a multiprocessor."""
-    return min(blocks, _multiprocessors(like) * max(1, occupancy))
+    return min(blocks, multiprocessors(like) * max(1, occupancy))
 
 
-def _multiprocessors(x: Tensor) -> int:
-    return _counted(x.get_device()) if x.is_cuda else 132
-
-
-@functools.cache
-def _counted(device: int) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+def multiprocessors(x: Tensor) -> int:
+    """Those of the GPU that `x` is on; an H200's where there is none."""
+    gpu = _tuned.gpu_of(x)
+    return 132 if gpu is None else gpu.multiprocessors
 
 
 def pieces(

@@ -201,19 +201,23 @@ class Gpu:
     multiprocessors: int
 
 
+_ASSUMED: ContextVar[Gpu | None] = ContextVar("ssdgen_assumed_gpu", default=None)
+
+
+def gpu_of(x: Tensor) -> Gpu | None:
+    """The GPU that `x` is on; on the CPU the one that is assumed, or none."""
+    return _gpu(x.get_device()) if x.is_cuda else _ASSUMED.get()
+
+
 @functools.cache
-def gpu_of(device: int) -> Gpu:
-    """The GPU with this number."""
+def _gpu(device: int) -> Gpu:
     properties = torch.cuda.get_device_properties(device)
     return Gpu(properties.name, int(properties.multi_processor_count))
 
 
-_ASSUMED: ContextVar[Gpu | None] = ContextVar("ssdgen_assumed_gpu", default=None)
-
-
 @contextmanager
 def assumed(gpu: Gpu) -> Iterator[None]:
-    """Within it, calls on CPU tensors choose as they would on `gpu`: for compiling ahead of time what it will launch."""
+    """Within it, calls on CPU tensors are configured and cut as on `gpu`: for compiling ahead of time what it will launch."""
     token = _ASSUMED.set(gpu)
     try:
         yield
@@ -268,7 +272,7 @@ def chosen(
     found: ConfigType | None = _MEMO.get(call)
     if found is None:
         default = defaults.get(dtypes[0], defaults[torch.float32])
-        gpu = gpu_of(device) if x.is_cuda else _ASSUMED.get()
+        gpu = gpu_of(x)
         if gpu is None:
             return default
         shape = shape_of(layer, size)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +11,9 @@ from typing import Any
 
 import torch
 
-from ssdgen.build.store import cache_folder
+from ssdgen.build.store import folder_in_cache
 from ssdgen.emit import emit
-from ssdgen.emit.package import package
 from ssdgen.emit.support._segments import segments
-from ssdgen.files import write_all
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.plan import Config
 from ssdgen.plan import plan
@@ -28,6 +23,7 @@ from ssdgen.run.bench.rows import DEFAULT
 from ssdgen.run.bench.shapes import Shape
 from ssdgen.run.gpu_peers import Call
 from ssdgen.run.inputs import Inputs
+from ssdgen.run.load import kept, load_file
 
 PLANS: Mapping[str, Mapping[str, str]] = {
     DEFAULT: {},
@@ -45,34 +41,12 @@ PLANS: Mapping[str, Mapping[str, str]] = {
 def write_module(form: ChunkForm, config: Config) -> Path:
     """The folder of a package with the module of `form` at `config`, written unless it is there."""
     planned = plan(form, config)
-    files = {"__init__.py": "", **package([emit(planned, portable_only=bool(planned.refused))])}
-    digest = hashlib.sha256("".join(f"{name}\n{text}" for name, text in sorted(files.items())).encode()).hexdigest()[
-        :12
-    ]
-    parent = cache_folder() / "bench"
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = parent / f"{form.recurrence.layer.name}_{digest}"
-    write_all(folder, files)
-    return folder
+    return kept(folder_in_cache("bench"), emit(planned, portable_only=bool(planned.refused))).parent
 
 
 def load_module(folder: Path, name: str) -> ModuleType:
     """The module `name` of a package that `write_module` wrote."""
-    package_name = f"ssdgen_bench_{folder.name}"
-    if package_name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            package_name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[package_name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[package_name])
-    return importlib.import_module(f"{package_name}.{name}")
-
-
-def module_at(form: ChunkForm, settings: Mapping[str, str]) -> ModuleType:
-    """The module of `form` with `settings` of `--config`. UserError for a knob or value that it does not have."""
-    return load_module(write_module(form, configure(form, settings)), form.recurrence.layer.name)
+    return load_file(folder / f"{name}.py")
 
 
 def runtime_of(module: ModuleType) -> Any:
@@ -97,7 +71,7 @@ def floor_of(form: ChunkForm, module: ModuleType, call: Call, shape: Shape, inpu
         shape.sizes,
         segments,
         knobs=vars(config_of(module, call, inputs)),
-        multiprocessors=cut._multiprocessors(inputs.tensors[planned.leader]),
+        multiprocessors=cut.multiprocessors(inputs.tensors[planned.leader]),
     )
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -38,6 +42,13 @@ class Device:
 
 H200 = Device("NVIDIA H200", "sm_90", MULTIPROCESSORS, 60 << 20, RATES.bandwidth)
 """What is assumed where there is no GPU."""
+
+
+def assumed(module: ModuleType, device: Device) -> AbstractContextManager[None]:
+    """Within, calls of an emitted module on the CPU are configured and cut as on `device`."""
+    tuning: Any = importlib.import_module("._tuned", module.__package__)
+    context: AbstractContextManager[None] = tuning.assumed(tuning.Gpu(device.name, device.multiprocessors))
+    return context
 
 
 def here() -> Device:

@@ -17,7 +17,7 @@ from ssdgen.emit.support._segments import segments
 from ssdgen.ir.build import CompileRequest
 from ssdgen.plan.roofline import Work, roofline
 from ssdgen.run.recorded import Call, Launch, record
-from ssdgen.run.tune.device import Device
+from ssdgen.run.tune.device import Device, assumed
 from ssdgen.run.tune.space import Candidate, Space
 
 LAUNCH_SECONDS = 2e-6
@@ -68,10 +68,19 @@ def estimated(space: Space, candidate: Candidate, call: Call, device: Device) ->
         config = space.config(candidate)
         if long := _longer_than_its_axis(dict(candidate.fields), call.sizes, variant.plan.form.recurrence.layer.time):
             return Removed(candidate, "computes padding", long)
-        launches = record(variant.module, call, config)
+        with assumed(variant.module, device):
+            launches = record(variant.module, call, config)
     except (ValueError, TypeError, NotImplementedError) as error:
         return Removed(candidate, "refused by the module", str(error))
-    floor = roofline(variant.plan, call.sizes, segments, dtype=call.dtype, present=call.present, knobs=vars(config))
+    floor = roofline(
+        variant.plan,
+        call.sizes,
+        segments,
+        dtype=call.dtype,
+        present=call.present,
+        knobs=vars(config),
+        multiprocessors=device.multiprocessors,
+    )
     blocks = {launch.request.kernel: launch.blocks for launch in launches}
     seconds = sum(modelled(work, blocks[work.kernel], device) for work in floor.kernels)
     return Estimate(candidate, str(variant.module.__file__), launches, seconds)

@@ -6,7 +6,6 @@ Config. What changes the accuracy (the precision of a product) is the user's cho
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,16 +14,14 @@ from typing import Any
 
 from ssdgen.diagnostics import UserError
 from ssdgen.emit import emit
-from ssdgen.emit.package import package
 from ssdgen.emit.support._tuned import heuristic, shape_of
-from ssdgen.files import write_all
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.layer import Dtype
 from ssdgen.ir.plan import Plan
 from ssdgen.plan import SpaceKnob, configure, knob_space, plan
 from ssdgen.plan.settings import NO_PRODUCT, structure
 from ssdgen.run.inputs import DTYPES
-from ssdgen.run.load import load_file
+from ssdgen.run.load import kept, load_file
 
 Value = int | str
 Values = tuple[tuple[str, Value], ...]
@@ -190,11 +187,7 @@ class Space:
         if planned.refused:
             return planned.refused
         source = emit(planned)
-        digest = hashlib.sha256(repr(sorted(package([source]).items())).encode()).hexdigest()[:16]
-        folder = self._folder / f"{source.name}_{digest}"
-        folder.mkdir(parents=True, exist_ok=True)
-        write_all(folder, package([source]))
-        return Variant(planned, load_file(folder / f"{source.name}.py"), source.text)
+        return Variant(planned, load_file(kept(self._folder, source)), source.text)
 
 
 def _accepted(config: Any, name: str, value: Value) -> bool:

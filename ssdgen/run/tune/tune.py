@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ssdgen.build.store import cache_folder
+from ssdgen.build.store import folder_in_cache
 from ssdgen.diagnostics import UserError
 from ssdgen.emit.support._tuned import Entry, Key, compiler_version, dtype_names, shape_of
 from ssdgen.ir.chunkform import ChunkForm
@@ -31,6 +31,9 @@ from ssdgen.run.tune.worker import Setup
 
 SECONDS = 50.0
 """The default budget of a shape: with the start of the processes, under a minute."""
+
+FOLDER = "tune"
+"""Where in the cache candidates are emitted and their kernels kept."""
 
 SECONDS_STRUCTURAL = 30.0
 """With less for a shape structural knobs stay as they are, unless they are asked for: each of their values is another module,
@@ -88,7 +91,7 @@ def preview(
     """
     layer = form.recurrence.layer
     case = _case(layer, shape, dtype, optional)
-    space = Space(form, dtype, case.sizes, _folder(), only)
+    space = Space(form, dtype, case.sizes, folder_in_cache(FOLDER), only)
     search = Search(
         space, _call(layer, case, space.dtype), device, _NoCompiler(), _nothing_measured, lambda: 1.0, heard
     )
@@ -102,7 +105,7 @@ def preview(
         estimates += search.estimates(space.varied(estimate.candidate))
     removed = list(search.found.removed)
     if compiles:
-        with Compiler(device.arch, jobs, _folder() / "kernels") as compiler:
+        with Compiler(device.arch, jobs, folder_in_cache(FOLDER) / "kernels") as compiler:
             good = []
             for place, answers in compiler.compiled([e.requests for e in estimates]):
                 estimate = estimates[place]
@@ -155,8 +158,8 @@ def tune(
     cases = [_case(layer, shape, dtype, optional) for shape in shapes]
     if not torch.cuda.is_available():
         raise UserError("there is no CUDA device here to measure on", "--dry-run shows the search without one")
-    path, kernels = to or user_table(layer.name), _folder() / "kernels"
-    spaces = [Space(form, dtype, case.sizes, _folder(), only) for case in cases]
+    path, kernels = to or user_table(layer.name), folder_in_cache(FOLDER) / "kernels"
+    spaces = [Space(form, dtype, case.sizes, folder_in_cache(FOLDER), only) for case in cases]
     _check_kernels(spaces)
     structural = structural and (seconds >= SECONDS_STRUCTURAL or bool(only))
     results = []
@@ -254,17 +257,6 @@ def _check_kernels(spaces: Sequence[Space]) -> None:
         except UserError as error:
             name = space.form.recurrence.layer.name
             raise UserError(f"{name} has no kernels to tune: {error.message}") from error
-
-
-def _folder() -> Path:
-    folder = cache_folder() / "tune"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot make {folder}: {error}", "set SSDGEN_CACHE_DIR to a folder you may write to"
-        ) from error
-    return folder
 
 
 class _NoCompiler:

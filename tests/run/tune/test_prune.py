@@ -36,6 +36,19 @@ def test_the_launches_of_a_candidate_are_those_of_its_own_host_code(space: Space
     assert found.launches[-1].request.hints == (("occupancy", 1),)
 
 
+def test_a_candidate_is_cut_as_on_the_gpu_it_is_for(space: Space, call: Call) -> None:
+    """Few multiprocessors have few segments: what is compiled ahead and modelled is what that GPU will launch."""
+    long = replace(call, sizes={**call.sizes, "b": 1, "t": 131072})
+    found = [estimated(space, Candidate(), long, replace(H200, multiprocessors=n)) for n in (16, 132)]
+    cuts = []
+    for estimate, multiprocessors in zip(found, (16, 132), strict=True):
+        assert isinstance(estimate, Estimate)
+        walks = long.sizes["b"] * long.sizes["h"] * -(-long.sizes["p"] // 64)
+        cuts.append(segments(0, long.sizes["t"] // 64, walks, multiprocessors)[0])
+        assert estimate.launches[-1].grid[1] == cuts[-1]
+    assert cuts[0] < cuts[1]
+
+
 def test_padding_is_no_use(space: Space, call: Call) -> None:
     assert reason(estimated(space, Candidate(fields=(("tile_p", 128),)), call, H200)) == "computes padding"
     short = replace(call, sizes={**call.sizes, "t": 40})

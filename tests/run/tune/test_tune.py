@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
 from ssdgen import pipeline
 from ssdgen.diagnostics import UserError
-from ssdgen.emit.package import package
-from ssdgen.files import write_all
 from ssdgen.ir.build import ConstantArg
-from ssdgen.run.load import load_file
+from ssdgen.run.load import kept, load_file
 from ssdgen.run.recorded import Call, record
 from ssdgen.run.tune import preview, tune
-from ssdgen.run.tune.device import H200
+from ssdgen.run.tune.device import H200, assumed
 from ssdgen.run.tune.search import Found, Measured
 from ssdgen.run.tune.space import Candidate, Space
 from ssdgen.run.tune.table import add, user_table
@@ -26,32 +22,18 @@ from ssdgen.run.tune.tune import _case, entries_of
 from ssdgen.run.tune.worker import Timed
 from tests.run.tune.conftest import SIZES, form_of
 
-HOOK = """_tuned.chosen(
-        LAYER, config, CONFIGS, digest=SPEC_DIGEST, variant=VARIANT, present=_tuned.present({"z": z}),
-        size=size, dtypes=(x.dtype, dt.dtype), x=x,
-    )"""
-
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """An emitted module whose host code asks the tables, in a folder of its own, with an empty user's folder."""
     monkeypatch.setenv("SSDGEN_CACHE_DIR", str(tmp_path / "cache"))
     source = pipeline.emit(pipeline.plan(form_of("mamba2"), {}))
-    files = package([source])
-    text = files["mamba2.py"]
-    if "_tuned.chosen" not in text:
-        text = text.replace("_rt.chosen(LAYER, config, CONFIGS, x.dtype)", HOOK)
-        text = text.replace("from . import _runtime as _rt\n", "from . import _runtime as _rt\nfrom . import _tuned\n")
-        text += 'VARIANT = "plan=segmented"\n'
-    (tmp_path / "package").mkdir()
-    write_all(tmp_path / "package", {**files, "mamba2.py": text})
-    return load_file(tmp_path / "package" / "mamba2.py")
+    return load_file(kept(tmp_path, source))
 
 
 def chunk(module: ModuleType, sizes: dict[str, int], present: tuple[str, ...] = ()) -> int:
     """The chunk of the kernels that a call on an H200 would launch."""
-    tuning: Any = importlib.import_module("._tuned", module.__package__)
-    with tuning.assumed(tuning.Gpu(H200.name, H200.multiprocessors)):
+    with assumed(module, H200):
         launches = record(module, Call(sizes, "bf16", present), None)
     constants = (a for launch in launches for a in launch.request.signature if isinstance(a, ConstantArg))
     (value,) = {int(a.value) for a in constants if a.name == "CHUNK"}
