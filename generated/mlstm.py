@@ -298,11 +298,8 @@ def walk_out(
         C_tile = dot(  # [N, P]
             ct.transpose(k_tile), ct.astype(v_tile, ct.float32) * carry[:, None], exp2(decay_end) * C_tile, STATE
         )
-        carry_2 = (  # [L]: what is left of a token's input at the end of the chunk
-            write_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
-        )
         N_tile = (  # [N]
-            exp2(decay_end) * N_tile + ct.sum(ct.astype(ct.transpose(k_tile), ct.float32) * carry_2[None, :], axis=1)
+            exp2(decay_end) * N_tile + ct.sum(ct.astype(ct.transpose(k_tile), ct.float32) * carry[None, :], axis=1)
         )
 
     if last:

@@ -50,23 +50,22 @@ TEMPLATES: dict[type[Kernel], str] = {
 """The algorithm's skeleton for each kind of kernel."""
 
 HELPERS = (
-    *(
-        "await_previous",
-        "chunk_at",
-        "clamp",
-        "dot",
-        "exp2",
-        "load",
-        "log1p",
-        "log_sigmoid",
-        "magnitude",
-        "segment_at",
-        "sigmoid",
-        "silu",
-        "softplus",
-    ),
+    "await_previous",
+    "chunk_at",
+    "clamp",
+    "dot",
+    "exp2",
+    "load",
+    "log1p",
+    "log_sigmoid",
+    "magnitude",
+    "segment_at",
+    "sigmoid",
+    "silu",
+    "softplus",
     "store",
 )
+"""What kernels call of `_tiles.py`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,13 +77,15 @@ def advance(
             raise Unsupported("an input of the token before")
         row = None if term.row is None else builder.row(step, term.row, channels_of(state)[0])
         column = builder.column(step, term.column, state.column_axis)
-        operands.append((weight_tile(builder, before, step, form.weight(term.weight)), row, column))
+        weight = weight_tile(builder, before, step, form.weight(term.weight))
+        operands.append((f"carry {term.weight} {state.decay}", weight, row, column))
     sums = decay_sums(builder, before, step, form.decay(state.decay), earlier=False, end=True)
     total: Expr = mul(grown(sums.end), carried)
-    for weight, row, column in operands:
-        carry = mul(weight, decayed(sums.end, sums.through))
-        if builder.natural(carry):
-            carry = builder.name_value(step, "carry", carry, "what is left of a token's input at the end of the chunk")
+    for key, weight, row, column in operands:
+        carry = builder.known.get(key, mul(weight, decayed(sums.end, sums.through)))
+        if builder.natural(carry) and key not in builder.known:
+            note = "what is left of a token's input at the end of the chunk"
+            carry = builder.known[key] = builder.name_value(step, "carry", carry, note)
         step.append(_add_input(builder, carried, total, carry, row, column))
         total = carried
 
