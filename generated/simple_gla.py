@@ -296,7 +296,8 @@ def _segmented(
     size_h, size_p, size_n, size_b, size_t = q.shape[2], v.shape[3], q.shape[3], q.shape[0], q.shape[1]
     q, k, v, g = (_rt.indexable(v) for v in (q, k, v, g))
     cut = _cut.cut(
-        size_b, size_t, config.chunk, config.segments, size_h * _rt.ceil_div(size_p, config.tile_p), sequences, v
+        size_b, size_t, config.chunk, config.segments, size_h * _rt.ceil_div(size_p, config.tile_p), size_n, sequences,
+        v,
     )
     stream = _rt.stream(v)
     # decay_sum[b h t]: running sum of g * LOG2E within a chunk
