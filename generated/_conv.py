@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import _packed
 from . import _runtime as _rt
-from ._tiles import exp2, load, segment_at
+from ._tiles import exp2, segment_at
 
 LOG2E = 1.4426950408889634
 
@@ -44,15 +44,14 @@ def inputs(
 def convolved(
     x: ct.Array, cache: ct.Array, weight: ct.Array, bias: ct.Array,
     row: int, entry: int, tokens: ct.Tile, channels: ct.Tile,
-    TILE: int, WIDTH: int, WITH_BIAS: bool, SILU: bool, CARRIED: bool,
+    WIDTH: int, WITH_BIAS: bool, SILU: bool, CARRIED: bool,
 ) -> ct.Tile:  # fmt: skip
-    """The outputs [T, D] of `tokens` in float32; `channels` are those of a block."""
-    block = ct.bid(0) % ct.cdiv(x.shape[2], TILE)
-    total = ct.zeros((tokens.shape[0], TILE), dtype=ct.float32)
+    """The outputs [T, D] of `tokens` [T] and `channels` [D] in float32; see `inputs`."""
+    total = ct.zeros((tokens.shape[0], channels.shape[0]), dtype=ct.float32)
     if WITH_BIAS:
-        total = total + load(bias, (block,), (TILE,)).astype(ct.float32)[None, :]
+        total = total + ct.gather(bias, channels).astype(ct.float32)[None, :]
     for k in ct.static_iter(range(WIDTH)):
-        tap = load(weight, (block, k), (TILE, 1)).astype(ct.float32)  # [D]
+        tap = ct.gather(weight, (channels, k)).astype(ct.float32)  # [D]
         total = total + tap[None, :] * inputs(x, cache, row, entry, tokens - (WIDTH - 1 - k), channels, CARRIED)
     if SILU:
         total = silu(total)
@@ -87,24 +86,21 @@ def convolve(
         t_tiles = ct.cdiv(x.shape[1], TILE_T)
         row, tile = place // t_tiles, place % t_tiles
         sequence, last = row, tile == t_tiles - 1
-    length = x.shape[1]
 
     tokens = tile * TILE_T + ct.arange(TILE_T, dtype=ct.int32)  # [T]
-    total = convolved(
-        x, initial, weight, bias, row, sequence, tokens, channels, TILE_D, WIDTH, WITH_BIAS, SILU, False
-    )  # [T, D]
+    head = ct.arange(KEPT, dtype=ct.int32)  # [K], at least as many as a cache keeps
+    begin = 0
     if WITH_INITIAL:  # noqa: SIM102 - a flag of the compiler
-        if tile == 0:  # the one tile that reads it: over again, so that the others bear nothing of it
-            total = convolved(
-                x, initial, weight, bias, row, sequence, tokens, channels, TILE_D, WIDTH, WITH_BIAS, SILU, True
-            )
-    real = (tokens < length)[:, None] & (channels < x.shape[2])[None, :]
-    ct.scatter(y, (row, tokens[:, None], channels[None, :]), total.astype(y.dtype), mask=real, check_bounds=False)
+        if tile == 0:  # what reads the initial cache is a small tile of its own: the others bear nothing of it
+            first = convolved(x, initial, weight, bias, row, sequence, head, channels, WIDTH, WITH_BIAS, SILU, True)
+            ct.scatter(y, (row, head[:, None], channels[None, :]), first.astype(y.dtype))
+            begin = KEPT
+    rest = convolved(x, initial, weight, bias, row, sequence, tokens, channels, WIDTH, WITH_BIAS, SILU, False)
+    ct.scatter(y, (row, tokens[:, None], channels[None, :]), rest.astype(y.dtype), mask=(tokens >= begin)[:, None])
     if WITH_FINAL:  # noqa: SIM102 - a flag of the compiler
         if last:
-            kept = ct.arange(KEPT, dtype=ct.int32)  # [K], which may be more than a cache keeps
-            tile_end = inputs(x, initial, row, sequence, length - (WIDTH - 1) + kept, channels, WITH_INITIAL)  # [K, D]
-            ct.scatter(final, (sequence, channels[None, :], kept[:, None]), tile_end)
+            tail = inputs(x, initial, row, sequence, x.shape[1] - (WIDTH - 1) + head, channels, WITH_INITIAL)  # [K, D]
+            ct.scatter(final, (sequence, channels[None, :], head[:, None]), tail)
 
 
 @ct.kernel
@@ -124,7 +120,7 @@ def roll(
     used = (entry >= 0) & (entry < cache.shape[0])
     tokens = ct.arange(TILE_T, dtype=ct.int32)  # [T]
     kept = ct.arange(KEPT, dtype=ct.int32)  # [K], which may be more than a cache keeps
-    total = convolved(x, cache, weight, bias, row, entry, tokens, channels, TILE_D, WIDTH, WITH_BIAS, SILU, True)
+    total = convolved(x, cache, weight, bias, row, entry, tokens, channels, WIDTH, WITH_BIAS, SILU, True)
     rolled = inputs(x, cache, row, entry, x.shape[1] - (WIDTH - 1) + kept, channels, True)  # [K, D]
     ct.scatter(y, (row, tokens[:, None], channels[None, :]), total.astype(y.dtype), mask=used)
     ct.scatter(cache, (entry, channels[None, :], kept[:, None]), rolled)
