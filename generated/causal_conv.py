@@ -74,7 +74,8 @@ def forward(
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """The convolution of whole sequences: y[b t d] of the dtype of x and, with `return_final`, the final cache.
 
-    x: [b t d], bfloat16, float16 or float32, on the CPU also float64; any strides, such as a slice of a projection
+    x: [b t d], bfloat16, float16 or float32, on the CPU also float64; any strides, such as a slice of a
+    projection; fastest where channels are contiguous
     weight: [d w], 2 to 8 taps, the one for the newest input last; its dtype may differ from that of x
     bias: [d], added if given
     initial: [b d w-1], the dtype of x: the rolling cache before the first token, zero if absent
@@ -200,10 +201,10 @@ def _convolve(
         _conv.launch(x, weight, bias, initial, sequences, silu, y, final)
         return final if final is None else _packed.pick_states(LAYER, sequences, "cache", final, size["b"])
     for rows, now in _cut.pieces(LAYER, size, _conv.tokens_of_block(x), (x,)):
-        before = initial if initial is None else initial[rows]
-        if now.start:
+        before = None if initial is None else initial[rows]
+        if now.start:  # the piece goes on from the inputs before it
             before = x[rows, now.start - size["k"] : now.start].mT
-        after = final[rows] if final is not None and now.stop == size["t"] else None
+        after = None if final is None else final[rows]
         _conv.launch(x[rows, now], weight, bias, before, None, silu, y[rows, now], after)
     return final
 

@@ -1,7 +1,7 @@
 """The kernels of `causal_conv.py`, and how they are launched.
 
-A block computes a tile of tokens and channels. It gathers its inputs once for each tap, shifted by one token each time: those
-loads are as wide as a thread can load, none waits for another, and all but the first find their lines in the L1 cache.
+A block computes a tile of tokens and channels. It gathers its inputs once for each tap, one token later each time: the loads
+are as wide as a thread can load, none waits for another, and all but the first are of memory that the block has just read.
 
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """
@@ -21,7 +21,7 @@ TILE_D = 128
 """Channels of a block."""
 
 TILE_BYTES = 8192
-"""Inputs of a block in bytes: 64 a thread, four times which, for the taps, stays in registers."""
+"""Inputs of a block in bytes: 64 a thread, in registers once for each tap."""
 
 MOST_STEPS = 16
 """Tokens of a block that continues a cache; more of them take several launches."""
@@ -60,9 +60,9 @@ def convolved(
 
 @ct.function
 def silu(x: ct.Tile) -> ct.Tile:
-    """x / (1 + exp(-x)) by the hardware's approximations of both, good to a few units of float32's last place.
+    """x / (1 + exp(-x)) by the hardware's exp2 and division: off by |x| 2^-24, 1e-6 at x = -16, and a few units of the last place.
 
-    An exact division would take as many instructions as all the rest of the kernel, which is to be bound by memory.
+    An exact division takes more instructions than all the rest of the kernel, which is to be bound by memory.
     """
     return ct.truediv(x, 1.0 + exp2(x * -LOG2E), rounding_mode=ct.RoundingMode.APPROX, flush_to_zero=True)
 
@@ -155,7 +155,7 @@ def launch(
 def launch_roll(
     cache: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, state_indices: Tensor | None, y: Tensor
 ) -> None:
-    """Launch `roll` on tensors that hold something; the cache and y[b t d] are written."""
+    """Launch `roll` on tensors that hold something; the cache and y[b t d] are written. Allocates nothing."""
     _check_written(y, x)
     _check_reach("cache", cache)
     x, weight = _rt.indexable(x), _rt.indexable(weight)
