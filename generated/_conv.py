@@ -60,7 +60,7 @@ def convolved(
 
 @ct.function
 def silu(x: ct.Tile) -> ct.Tile:
-    """x / (1 + exp(-x)) by the hardware's exp2 and division: off by |x| 2^-24, 1e-6 at x = -16, and a few units of the last place.
+    """x / (1 + exp(-x)) by the hardware's exp2 and division: off by |x| 2^-24, which is 1e-6 at x = -16, and a few last places.
 
     An exact division takes more instructions than all the rest of the kernel, which is to be bound by memory.
     """

@@ -87,7 +87,8 @@ def forward(
     out: memory for y, [b t d] of the dtype of x, any strides; not that of x
 
     A sequence shorter than a cache leaves a part of the initial one in the final one. Where a gradient is wanted, or
-    torch.compile traces it, plain torch computes it, on a GPU too; cu_seqlens and seq_idx then synchronise.
+    torch.compile traces it, plain torch computes it, on a GPU too, packed sequences one by one. seq_idx synchronises
+    once; cu_seqlens only with plain torch, and its values are checked on the CPU, on a GPU if SSDGEN_DEBUG is set.
     Raises TypeError or ValueError, which name the tensor, for a missing input, a dtype, rank, size, device or range;
     NotImplementedError for `out` where a gradient is wanted.
     """
