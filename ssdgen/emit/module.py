@@ -37,8 +37,17 @@ from ssdgen.plan import Unsupported, variant
 from ssdgen.plan.config import default_config, knobs
 from ssdgen.resources import resource_dir
 
-SUPPORT = ("_cut.py", "_packed.py", "_runtime.py", "_segments.py", "_tiles.py", "_tuned.py")
-"""Files that stand beside emitted modules, copied as they are."""
+SUPPORT = (
+    "_conv.py",
+    "_cut.py",
+    "_packed.py",
+    "_runtime.py",
+    "_segments.py",
+    "_tiles.py",
+    "_tuned.py",
+    "causal_conv.py",
+)
+"""Files that stand beside emitted modules, copied as they are; `causal_conv.py` is for users, as the modules are."""
 
 TEMPLATES: dict[type[Kernel], str] = {
     TokenKernel: "chunk_cumsum.py.j2",

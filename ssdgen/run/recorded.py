@@ -9,6 +9,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,19 +66,27 @@ def record(module: Any, call: Call, config: Any, label: str = "") -> tuple[Launc
 
     Raises what `forward` raises: ValueError, TypeError or NotImplementedError for a call or Config it refuses.
     """
+    with recording(module, label) as launches, torch.no_grad():
+        module.forward(**blank(module, call), config=config)
+    return tuple(launches)
+
+
+@contextmanager
+def recording(module: Any, label: str = "") -> Iterator[list[Launch]]:
+    """Within it what `module` and its neighbours launch goes into the list, in order, and does not run."""
     launches: list[Launch] = []
 
     def note(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         signature = tuple(_arguments(kernel, arguments))
         options = kernel._compiler_options
         hints = tuple((name, int(v)) for name in HINTS if (v := getattr(options, name)) is not None)
-        request = CompileRequest(str(module.__file__), kernel._pyfunc.__name__, signature, hints, arch="", label=label)
+        function = kernel._pyfunc
+        request = CompileRequest(inspect.getfile(function), function.__name__, signature, hints, arch="", label=label)
         launches.append(Launch(request, grid))
 
     runtime = importlib.import_module("._runtime", module.__package__)
-    with runtime.launcher(note), torch.no_grad():
-        module.forward(**blank(module, call), config=config)
-    return tuple(launches)
+    with runtime.launcher(note):
+        yield launches
 
 
 def blank(module: Any, call: Call) -> dict[str, Any]:

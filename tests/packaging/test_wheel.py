@@ -93,16 +93,28 @@ def test_generates_outside_the_repository(installed: Path, tmp_path: Path) -> No
     printed = run([str(installed / "ssdgen"), "generate", "mamba2", "-o", "out"], tmp_path)
     assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.suffix == ".py") == [
         "__init__.py",
+        "_conv.py",
         "_cut.py",
         "_packed.py",
         "_runtime.py",
         "_segments.py",
         "_tiles.py",
         "_tuned.py",
+        "causal_conv.py",
         "mamba2.py",
     ]
     assert printed.count("wrote  out/") == len(list((tmp_path / "out").iterdir()))
-    for name in ("_cut.py", "_packed.py", "_runtime.py", "_segments.py", "_tiles.py", "_tuned.py", "mamba2.py"):
+    for name in (
+        "_conv.py",
+        "_cut.py",
+        "_packed.py",
+        "_runtime.py",
+        "_segments.py",
+        "_tiles.py",
+        "_tuned.py",
+        "causal_conv.py",
+        "mamba2.py",
+    ):
         assert (tmp_path / "out" / name).read_text() == (ROOT / "generated" / name).read_text(), name
 
 
