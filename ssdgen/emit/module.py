@@ -18,6 +18,7 @@ from ssdgen.emit.host import DTYPES, Host, number
 from ssdgen.emit.layout import WIDTH, broken, filled
 from ssdgen.emit.printer import LOG2E
 from ssdgen.emit.statements import Commenter, CutileStatements, TorchStatements
+from ssdgen.emit.step import StepHost
 from ssdgen.ir.expr import Apply, Axes, Ref, mul, to_text
 from ssdgen.ir.layer import Axis, Layer, Param, Tensor
 from ssdgen.ir.plan import (
@@ -29,6 +30,7 @@ from ssdgen.ir.plan import (
     Parameter,
     Plan,
     StateKernel,
+    StepKernel,
     TokenKernel,
     WalkKernel,
 )
@@ -37,7 +39,7 @@ from ssdgen.plan import Unsupported, variant
 from ssdgen.plan.config import default_config, knobs
 from ssdgen.resources import resource_dir
 
-SUPPORT = ("_cut.py", "_packed.py", "_runtime.py", "_segments.py", "_tiles.py", "_tuned.py")
+SUPPORT = ("_cut.py", "_packed.py", "_runtime.py", "_segments.py", "_step.py", "_tiles.py", "_tuned.py")
 """Files that stand beside emitted modules, copied as they are."""
 
 TEMPLATES: dict[type[Kernel], str] = {
@@ -46,8 +48,17 @@ TEMPLATES: dict[type[Kernel], str] = {
     StateKernel: "fwd_pass_state.py.j2",
     OutputKernel: "compute_out.py.j2",
     WalkKernel: "walk_out.py.j2",
+    StepKernel: "token_step.py.j2",
 }
 """The algorithm's skeleton for each kind of kernel."""
+
+KINDS = {
+    "constant": "ct.Constant[int]",
+    "flag": "ct.Constant[bool]",
+    "state": "ct.IndexedWithInt64",
+    "kept": "ct.IndexedWithInt64",
+}
+"""Annotations of the parameters of kernels that are neither arrays indexed with int32 nor numbers."""
 
 HELPERS = (
     "await_previous",
@@ -56,14 +67,17 @@ HELPERS = (
     "dot",
     "exp2",
     "load",
+    "load_direct",
     "log1p",
     "log_sigmoid",
     "magnitude",
     "segment_at",
     "sigmoid",
     "silu",
+    "slot_at",
     "softplus",
     "store",
+    "store_direct",
 )
 """What kernels call of `_tiles.py`."""
 
@@ -90,8 +104,9 @@ def emit(plan: Plan, portable_only: bool = False) -> ModuleSource:
         raise Unsupported(plan.refused)
     layer = plan.form.recurrence.layer
     env = _environment(plan)
-    kernels = [_tidy(env.get_template(TEMPLATES[type(k)]).render(k=k)) for k in plan.kernels]
     host = Host(plan)
+    every = (*plan.kernels, *plan.step.kernels)
+    kernels = [_tidy(env.get_template(TEMPLATES[type(k)]).render(k=k)) for k in every]
     text = env.get_template("module.py.j2").render(
         doc=_module_doc(plan),
         kernels=kernels,
@@ -102,6 +117,8 @@ def emit(plan: Plan, portable_only: bool = False) -> ModuleSource:
         digest=hashlib.sha256(layer.source.text.encode()).hexdigest(),
         version=ssdgen.__version__,
         variant=_assigned("VARIANT", _variant(plan)),
+        steps=StepHost(plan, host).context(),
+        no_steps=f"{layer.name}: no steps are emitted for {plan.step.refused}",
         **host.context(),
     )
     text = re.sub(r"\n+(?=\n(def|@|class|VARIANT|CONFIGS) ?)", "\n\n", text).strip() + "\n"
@@ -188,7 +205,7 @@ def _parameters(kernel: Kernel) -> str:
     def kind(p: Parameter) -> str:
         if p.role == "scalar":
             return "int" if p.dtype == "i32" else "float"
-        return {"constant": "ct.Constant[int]", "flag": "ct.Constant[bool]"}.get(p.role, "ct.Array")
+        return KINDS.get(p.role, "ct.Array")
 
     lines: list[str] = []
     for _, group in itertools.groupby(kernel.parameters, key=lambda p: p.role):
