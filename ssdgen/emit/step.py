@@ -17,7 +17,8 @@ INDICES = ("state_indices", "write_indices")
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """`step` or `steps`: its arguments by position and by name, the annotation of its result, its docstring and the arguments of what it calls."""
+    """`step` or `steps`: its arguments by position and by name, the annotation of its result, its docstring, and the arguments
+    of what it calls."""
 
     name: str
     required: list[str]
