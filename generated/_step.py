@@ -89,13 +89,12 @@ def run(
         x if spec.default is None else _rt.expand(spec, x, size, states[0])
         for spec, x in zip(layer.inputs, inputs, strict=True)
     ]
-    call = replace(call, inputs=tuple(expanded))
     if not _rt.runs_kernels(states[0]):
-        outputs = _portable(step, call, size)
+        outputs = _portable(step, call, expanded, size)
     elif step.kernels is None:
         raise NotImplementedError(f"{layer.name}: no kernels are emitted for its steps; compute on the CPU")
     else:
-        outputs = _launched(step, call, size, config)
+        outputs = _launched(step, call, expanded, size, config)
     return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -130,38 +129,49 @@ def check_config(layer: _rt.Layer, values: Mapping[str, Any]) -> None:
 
 
 _KNOWN: dict[tuple[Any, ...], tuple[Step, dict[str, int]]] = {}
-"""Calls that were right, by all that was checked, with the step, which keeps its identity from being used again."""
+"""Calls that were right, by all that `check` looks at, with the step, which keeps its identity from being used again."""
 
 
 def _checked(step: Step, call: Call, writes_elsewhere: bool) -> dict[str, int]:
-    """`check`, once for calls that do not differ in what it looks at: it takes longer than a launch."""
+    """`check`, once for calls that do not differ in what it looks at, since it takes longer than a launch; and the values of
+    tensors, on the CPU, and on a GPU, where that synchronises, if SSDGEN_DEBUG is set."""
     key = _signature(step, call, writes_elsewhere)
-    if key is None:
-        return check(step, call, writes_elsewhere)
-    if key not in _KNOWN:
-        if len(_KNOWN) >= MOST_KNOWN:
-            _KNOWN.clear()
-        _KNOWN[key] = step, check(step, call, writes_elsewhere)
-    return _KNOWN[key][1]
+    if key is None or key not in _KNOWN:
+        size = check(step, call, writes_elsewhere)
+        if key is not None:
+            if len(_KNOWN) >= MOST_KNOWN:
+                _KNOWN.clear()
+            _KNOWN[key] = step, size
+    else:
+        size = _KNOWN[key][1]
+    state = call.states[0]
+    if not torch.compiler.is_compiling() and (not state.is_cuda or os.environ.get("SSDGEN_DEBUG")):
+        for spec, x in zip(step.layer.inputs, call.inputs, strict=True):
+            if x is not None:
+                _rt.check_range(step.layer, spec, x, None)
+        if call.read is not None and call.write is not None:
+            count = state.shape[next(iter(step.layer.states.values())).index(step.layer.batch)]
+            _check_slots(step.layer, call.read.tolist(), call.write.tolist(), count, writes_elsewhere)
+    return size
 
 
 def _signature(step: Step, call: Call, writes_elsewhere: bool) -> tuple[Any, ...] | None:
-    """All that `check` looks at; None where that includes what tensors hold."""
+    """All that `check` looks at; None for what is surely wrong, or traced by a compiler."""
+    if torch.compiler.is_compiling() or not all(isinstance(s, int | float) for s in call.scalars):
+        return None
     parts: list[Any] = [id(step), call.several, writes_elsewhere, call.scalars]
     for x in (*call.states, *call.inputs, call.read, call.write, *call.before, *call.out):
         if x is None:
             parts.append(None)
-        elif isinstance(x, Tensor) and x.is_cuda:
-            parts.append((x.shape, x.stride(), x.dtype, x.get_device()))
+        elif isinstance(x, Tensor):
+            parts.append((x.shape, x.stride(), x.dtype, x.device))
         else:
             return None
-    if os.environ.get("SSDGEN_DEBUG") or not all(isinstance(s, int | float) for s in call.scalars):
-        return None
-    return tuple(parts)
+    return (*parts, _rt.runs_kernels(call.states[0]))
 
 
 def check(step: Step, call: Call, writes_elsewhere: bool) -> dict[str, int]:
-    """The size of every axis of a call. Raises TypeError or ValueError, which name the tensor."""
+    """The size of every axis of a call, whatever its tensors hold. Raises TypeError or ValueError, which name the tensor."""
     layer = step.several if call.several else step.one
     values = {spec.name: x for spec, x in zip(layer.inputs, call.inputs, strict=True)}
     _check_ranks(step.layer, values, call.several)
@@ -186,19 +196,12 @@ def check(step: Step, call: Call, writes_elsewhere: bool) -> dict[str, int]:
     for (name, axes), dtype, out in zip(layer.outputs.items(), _output_dtypes(layer, call), call.out, strict=True):
         if out is not None:
             _check_memory(layer, f"out of {name}", out, axes, known, (dtype,), first)
-    if call.read is not None and call.write is not None and _looks(call.read):
-        _check_slots(layer, call.read.tolist(), call.write.tolist(), pool[layer.batch][0], writes_elsewhere)
     for name, x in (*values.items(), *zip(layer.outputs, call.out, strict=True)):
         if x is not None and sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) > _rt.LIMIT:
             raise ValueError(
                 f"{layer.name}: `{name}` reaches over more than 2**31 - 1 elements; pass a contiguous copy"
             )
     return size
-
-
-def _looks(x: Tensor) -> bool:
-    """Whether what a tensor holds is checked: on the CPU, and on a GPU, where it synchronises, if SSDGEN_DEBUG is set."""
-    return not torch.compiler.is_compiling() and (not x.is_cuda or bool(os.environ.get("SSDGEN_DEBUG")))
 
 
 def _check_ranks(layer: _rt.Layer, values: Mapping[str, Any], several: bool) -> None:
@@ -295,7 +298,9 @@ def _output_dtypes(layer: _rt.Layer, call: Call) -> list[torch.dtype]:
     return [by_name[k].dtype if isinstance(k, str) else _rt.output_dtype(k, leader) for k in kinds]
 
 
-def _launched(step: Step, call: Call, size: Mapping[str, int], config: Any) -> tuple[Tensor, ...]:
+def _launched(
+    step: Step, call: Call, inputs: list[Tensor | None], size: Mapping[str, int], config: Any
+) -> tuple[Tensor, ...]:
     """Launch the kernels, on inputs that all have a token axis."""
     layer, kernels = step.several if call.several else step.one, step.kernels
     assert kernels is not None
@@ -312,11 +317,9 @@ def _launched(step: Step, call: Call, size: Mapping[str, int], config: Any) -> t
             for axes, dtype, out in zip(layer.outputs.values(), _output_dtypes(layer, call), call.out, strict=True)
         ]
     )
-    inputs, written = call.inputs, outputs
+    written = outputs
     if not call.several:
-        inputs = tuple(
-            [x if at < 0 or x is None else x.unsqueeze(at) for x, at in zip(inputs, step.places, strict=True)]
-        )
+        inputs = [x if at < 0 or x is None else x.unsqueeze(at) for x, at in zip(inputs, step.places, strict=True)]
         places = [axes.index(layer.time) for axes in step.layer.outputs.values()]
         written = tuple([y.unsqueeze(at) for y, at in zip(outputs, places, strict=True)])
     if size[layer.batch] and size[layer.time]:
@@ -325,12 +328,13 @@ def _launched(step: Step, call: Call, size: Mapping[str, int], config: Any) -> t
     return outputs
 
 
-def _portable(step: Step, call: Call, size: dict[str, int]) -> tuple[Tensor, ...]:
+def _portable(step: Step, call: Call, inputs: list[Tensor | None], size: dict[str, int]) -> tuple[Tensor, ...]:
     """Token by token in plain torch. States in the dtype that is computed in are moved where they are, unless somebody
     differentiates the outputs, or they are slots of a pool."""
     layer = step.layer
     rows = None if call.read is None else (call.read >= 0).nonzero()[:, 0]
-    inputs = [_rows(layer, spec.axes, x, rows) for spec, x in zip(layer.inputs, call.inputs, strict=True)]
+    interface = step.several if call.several else step.one
+    inputs = [_rows(layer, spec.axes, x, rows) for spec, x in zip(interface.inputs, inputs, strict=True)]
     dtype = _rt.widest((*inputs, *call.states))
     tracked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*inputs, *call.states))
     held = list(call.states)
@@ -353,13 +357,13 @@ def _portable(step: Step, call: Call, size: dict[str, int]) -> tuple[Tensor, ...
         for piece, y in zip(pieces, outputs, strict=True):
             piece.append(y)
     for axes, state, new in zip(layer.states.values(), call.states, held, strict=True):
-        if new is not state:
-            kept_rows = None
-            if rows is not None and call.write is not None:
-                targets = call.write[rows]
-                kept_rows, new = targets[targets >= 0], _rows(layer, axes, new, (targets >= 0).nonzero()[:, 0])
-            assert new is not None
-            _put(state, axes.index(layer.batch), kept_rows, new)
+        at = axes.index(layer.batch)
+        if rows is not None and call.write is not None:
+            targets = call.write[rows]
+            kept = (targets >= 0).nonzero()[:, 0]
+            _put(state, at, targets[kept], new.index_select(at, kept))
+        elif new is not state:
+            _put(state, at, None, new)
     return tuple([_output(step, call, size, i, piece, rows) for i, piece in enumerate(pieces)])
 
 

@@ -55,7 +55,7 @@ def store_direct(array: ct.Array, index: tuple[int, ...], shape: tuple[int, ...]
 
 
 @ct.function
-def slot_at(slots: ct.Array, row: int, count: int) -> int:
+def slot_at(slots: ct.Array, row: int, count: int) -> ct.Tile:
     """The slot of a row of the batch; -1 if it has none of the `count` slots of its pool."""
     slot = ct.load(slots, (row,), (1,)).item()
     return ct.where((slot >= 0) & (slot < count), slot, -1)

@@ -184,8 +184,8 @@ class TorchStatements:
             case AddProduct(target=target, left=left, right=right):
                 if not axes_of(left):
                     return broken("", f"{target.name}.add_({self.expr(mul(left, right), target.axes)})", indent)
-                factors = ", ".join(self.expr(f, target.axes) for f in (left, right))
-                return broken("", f"{target.name}.addcmul_({factors})", indent)
+                product = ", ".join(self.expr(f, target.axes) for f in (left, right))
+                return broken("", f"{target.name}.addcmul_({product})", indent)
 
     def _einsum(self, target: Ref, factors: tuple[Expr, ...], indent: str, shape: str) -> str:
         texts, subscripts = [], []
