@@ -13,17 +13,8 @@ from ssdgen.emit.layout import broken
 from ssdgen.emit.printer import LOG2E
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import INFINITY, Output, State, Tensor
-from ssdgen.ir.plan import (
-    GroupKernel,
-    Kernel,
-    OutputKernel,
-    Parameter,
-    Plan,
-    PortableInput,
-    PortableOutput,
-    WalkKernel,
-    Workspace,
-)
+from ssdgen.ir.plan import GroupKernel, Kernel, OutputKernel, Parameter, Plan, WalkKernel, Workspace
+from ssdgen.ir.portable import PortableInput, PortableOutput
 from ssdgen.ir.schedule import PRODUCTS
 from ssdgen.plan.names import host_scope, key_inputs
 

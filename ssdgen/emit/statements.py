@@ -8,26 +8,8 @@ from ssdgen.emit.layout import INDENT, assign, broken
 from ssdgen.emit.printer import CUTILE, TORCH, Printer
 from ssdgen.ir.expr import Axes, Const, Expr, Ref, axes_of, merge_axes, mul
 from ssdgen.ir.layer import Layer
-from ssdgen.ir.plan import (
-    KEY,
-    AddProduct,
-    Cumsum,
-    Dot,
-    Einsum,
-    Last,
-    Let,
-    Load,
-    Magnitude,
-    PortableStatement,
-    Round,
-    Scale,
-    Shift,
-    Slice,
-    Statement,
-    Store,
-    When,
-    Zeros,
-)
+from ssdgen.ir.plan import KEY, Cumsum, Dot, Last, Let, Load, Magnitude, Round, Statement, Store, When, Zeros
+from ssdgen.ir.portable import AddProduct, Einsum, PortableStatement, Scale, Shift, Slice
 
 
 class Commenter:

@@ -10,7 +10,8 @@ from ssdgen.emit.host import DTYPES, Host, number, quoted, tupled
 from ssdgen.emit.layout import broken
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import Output
-from ssdgen.ir.plan import Parameter, Plan, PortableInput, PortableOutput, StepKernel
+from ssdgen.ir.plan import Parameter, Plan, StepKernel
+from ssdgen.ir.portable import PortableInput, PortableOutput
 
 INDICES = ("state_indices", "write_indices")
 

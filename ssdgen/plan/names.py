@@ -48,6 +48,7 @@ RESERVED = frozenset(
         "_portable_step",
         "_step_kernels",
         "StepConfig",
+        "STEP",
         "_three_kernel",
         "_segmented",
         "_single_walk",

@@ -9,20 +9,8 @@ from dataclasses import dataclass, field
 
 from ssdgen.ir.chunkform import ChunkForm, Decay, Read, Score
 from ssdgen.ir.expr import ONE, ZERO, Apply, Axes, Contract, Expr, Index, Ref, Size, axes_of, mul, rewrite
-from ssdgen.ir.plan import (
-    KEY,
-    Config,
-    Cumsum,
-    Einsum,
-    Last,
-    Let,
-    Portable,
-    PortableInput,
-    PortableOutput,
-    PortableStatement,
-    Shift,
-    Slice,
-)
+from ssdgen.ir.plan import KEY, Config, Cumsum, Last, Let
+from ssdgen.ir.portable import Einsum, Portable, PortableInput, PortableOutput, PortableStatement, Shift, Slice
 from ssdgen.plan.decays import Sums, decayed, grown
 from ssdgen.plan.lower import at_most_0, clamp_log2, fold, inline, retime, where
 from ssdgen.plan.names import host_scope

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.expr import ONE, Axes, Expr, Ref, mul
-from ssdgen.ir.plan import AddProduct, Config, Einsum, PortableStatement, PortableStep, Scale
+from ssdgen.ir.plan import Config
+from ssdgen.ir.portable import AddProduct, Einsum, PortableStatement, PortableStep, Scale
 from ssdgen.ir.recurrence import Readout
 from ssdgen.ir.step import Move
 from ssdgen.plan.builder import Unsupported

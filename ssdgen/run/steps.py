@@ -100,15 +100,12 @@ class Steps:
         return draw(self.layer, case, self.device)
 
 
-def step_checks(
-    gate: Gate, plan: Plan, module: ModuleType, within: Within, truth: Truth, device: str = "cpu"
-) -> Iterator[Check]:
+def step_checks(steps: Steps, truth: Truth) -> Iterator[Check]:
     """All checks of steps; one skipped check where there is nothing to check."""
-    if plan.step.portable is None:
-        yield Check("steps", gate, 0.0, 0.0, passed=False, skipped=True, note=plan.step.refused)
+    if steps.plan.step.portable is None:
+        yield Check("steps", steps.gate, 0.0, 0.0, passed=False, skipped=True, note=steps.plan.step.refused)
         return
-    steps = Steps(gate, plan, module, within, device)
-    for trial in step_trials(steps.layer, gate):
+    for trial in step_trials(steps.layer, steps.gate):
         yield from _walk(steps, trial, truth)
     base = Case({**sizes_for(steps.layer, TOKENS), steps.layer.batch: 3}, seed=5)
     yield from _rounded(steps, truth)

@@ -26,7 +26,7 @@ from ssdgen.run.inputs import DTYPES, Case, Inputs, draw, in_order_of_equations
 from ssdgen.run.packing import packed_checks
 from ssdgen.run.peers import peer_checks
 from ssdgen.run.reference import reference
-from ssdgen.run.steps import step_checks
+from ssdgen.run.steps import Steps, step_checks
 
 GATES: tuple[Gate, ...] = ("portable", "emulation", "peer")
 """The gates that `verify` makes by default: those that need neither a GPU nor a compiler."""
@@ -98,15 +98,22 @@ def packed(gate: Gate, plan: Plan, module: ModuleType) -> Iterator[Check]:
 def stepped(gate: Gate, plan: Plan, module: ModuleType) -> Iterator[Check]:
     """The checks of one-token steps, through the portable path, the emulator or CUDA."""
 
-    def within(call: Callable[[], Any]) -> Any:
+    def truth(inputs: Inputs, case: Case) -> dict[str, Expected]:
+        return expected("portable", plan, inputs, Trial("steps", case))
+
+    device = "cuda" if gate == "hardware" else "cpu"
+    return step_checks(Steps(gate, plan, module, running(gate, module), device), truth)
+
+
+def running(gate: Gate, module: ModuleType) -> Callable[[Callable[[], Any]], Any]:
+    """What runs a call of `module` where `gate` does, on poisoned memory."""
+
+    def run(call: Callable[[], Any]) -> Any:
         here = emulated(module) if gate == "emulation" else nullcontext()
         with one_thread(), torch.no_grad(), poisoned_memory(), here:
             return call()
 
-    def truth(inputs: Inputs, case: Case) -> dict[str, Expected]:
-        return expected("portable", plan, inputs, Trial("steps", case))
-
-    return step_checks(gate, plan, module, within, truth, "cuda" if gate == "hardware" else "cpu")
+    return run
 
 
 def run_trial(gate: Gate, plan: Plan, module: ModuleType, trial: Trial) -> list[Check]:
