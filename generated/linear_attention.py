@@ -32,7 +32,8 @@ from torch import Tensor
 
 from . import _cut, _packed, _step, _tuned
 from . import _runtime as _rt
-from ._tiles import await_previous, dot, load, load_direct, segment_at, slot_at, store, store_direct
+from ._direct import load_direct, slot_at, store_direct
+from ._tiles import await_previous, dot, load, segment_at, store
 
 LOG2E = math.log2(math.e)
 

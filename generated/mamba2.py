@@ -36,7 +36,8 @@ from torch import Tensor
 
 from . import _cut, _packed, _step, _tuned
 from . import _runtime as _rt
-from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, load_direct, magnitude, segment_at, silu, slot_at, softplus, store, store_direct
+from ._direct import load_direct, slot_at, store_direct
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, magnitude, segment_at, silu, softplus, store
 
 LOG2E = math.log2(math.e)
 

@@ -10,7 +10,8 @@ import pytest
 
 from tests.cli.conftest import Command
 
-SHARED = ["__init__.py", "_cut.py", "_packed.py", "_runtime.py", "_segments.py", "_tiles.py", "_tuned.py"]
+SUPPORT = ["_cut.py", "_direct.py", "_packed.py", "_runtime.py", "_segments.py", "_step.py", "_tiles.py", "_tuned.py"]
+SHARED = ["__init__.py", *SUPPORT]
 
 
 def test_writes_a_package_and_says_what(ssdgen: Command) -> None:
@@ -37,7 +38,7 @@ def test_generates_the_same_bytes_twice(ssdgen: Command) -> None:
 
 def test_check_names_what_is_stale_and_writes_nothing(ssdgen: Command) -> None:
     ssdgen("generate", "retnet", "-o", "out")
-    assert ssdgen("generate", "retnet", "-o", "out", "--check").out == "out: 9 files are up to date\n"
+    assert ssdgen("generate", "retnet", "-o", "out", "--check").out == "out: 11 files are up to date\n"
     Path("out/retnet.py").write_text("# edited\n")
     Path("out/_tiles.py").unlink()
     result = ssdgen("generate", "retnet", "-o", "out", "--check")
@@ -123,7 +124,7 @@ def test_what_ssdgen_wrote_once_is_overwritten(ssdgen: Command) -> None:
     ssdgen("generate", "retnet", "-o", "out")
     for path in Path("out").glob("*.py"):
         path.write_text(path.read_text().replace("\n\n", "\n# of another version\n\n", 1))
-    assert len(json.loads(ssdgen("generate", "retnet", "-o", "out", "--check", "--json").out)["stale"]) == 7
+    assert len(json.loads(ssdgen("generate", "retnet", "-o", "out", "--check", "--json").out)["stale"]) == 9
     Path("out/__init__.py").write_text("")
     assert ssdgen("generate", "retnet", "-o", "out").code == 0
     assert ssdgen("generate", "retnet", "-o", "out", "--check").code == 0
