@@ -172,7 +172,7 @@ def check(
         axes = _check_tensor(layer.name, spec.name, value, (spec.axes, *spec.narrower), first)
         _check_dtype(layer.name, spec, value, values)
         _check_sizes(layer.name, spec.name, axes, value, sizes)
-        _check_range(layer, spec, value, mask)
+        check_range(layer, spec, value, mask)
     if entries is not None:
         sizes[SEQUENCE] = entries, "cu_seqlens"
     for name, axes in layer.states.items():
@@ -251,11 +251,12 @@ def _check_sizes(layer: str, name: str, axes: Axes, value: Tensor, sizes: dict[s
             )
 
 
-def _check_range(layer: Layer, spec: Input, value: Tensor, mask: Tensor | None) -> None:
-    """Declared ranges are checked on the CPU; on a GPU, where it costs a synchronisation, if SSDGEN_DEBUG is set."""
+def check_range(layer: Layer, spec: Input, value: Tensor, mask: Tensor | None) -> None:
+    """Declared ranges are checked on the CPU; on a GPU, where it costs a synchronisation, if SSDGEN_DEBUG is set; while a
+    program is compiled, whose tensors have no values, not at all."""
     if (spec.low, spec.high) == (-math.inf, math.inf):
         return
-    if value.is_cuda and not os.environ.get("SSDGEN_DEBUG"):
+    if torch.compiler.is_compiling() or (value.is_cuda and not os.environ.get("SSDGEN_DEBUG")):
         return
     if mask is not None and layer.batch in spec.axes and layer.time in spec.axes:
         value = value.movedim((spec.axes.index(layer.batch), spec.axes.index(layer.time)), (0, 1))[mask]
@@ -310,7 +311,9 @@ def expand(spec: Input, value: Tensor | None, sizes: Mapping[str, int], like: Te
     shape = [sizes[a] for a in spec.axes]
     if value is None:
         return _constant(spec.default or 0.0, like.device).expand(shape)
-    axes = next(a for a in (spec.axes, *spec.narrower) if len(a) == value.dim())
+    if value.dim() == len(shape):
+        return value
+    axes = next(a for a in spec.narrower if len(a) == value.dim())
     for at, axis in enumerate(spec.axes):
         if axis not in axes:
             value = value.unsqueeze(at)

@@ -85,7 +85,8 @@ def magnitude(x: ct.Tile, axis: int) -> ct.Tile:
 def await_previous() -> None:
     """Wait for what the kernel before wrote; the kernel behind may take up its position meanwhile.
 
-    Every kernel calls it, also one that reads nothing of the kernel before: who waits for that one has then waited for both.
+    Every kernel of a plan calls it, also one that reads nothing of the kernel before: who waits for that one has then waited
+    for both.
     """
     ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()

@@ -18,6 +18,10 @@ emitted by ssdgen, as the jump formula over chunks of L tokens:
     y = read_S + D * x
       when z: y = y * silu(z)
 
+    one token:
+    S = 2^(A * step * LOG2E) S + step x (x) B
+    read_S = S . C
+
 Axes: b batch, t time, h head, g group of h, p = 64 row channel, n = 128 column channel.
 """
 
@@ -30,8 +34,9 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _packed, _tuned
+from . import _cut, _packed, _step, _tuned
 from . import _runtime as _rt
+from ._direct import load_direct, slot_at, store_direct
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, magnitude, segment_at, silu, softplus, store
 
 LOG2E = math.log2(math.e)
@@ -101,6 +106,18 @@ CONFIGS = {
     torch.float32: Config(scores="tf32", carried="tf32", intra="tf32", state="tf32"),
 }
 """The default configuration for each dtype of `x`."""
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """How the kernels of steps run. Tiles are powers of two; each set of values compiles its own kernels."""
+
+    tile_p: int = 64  # tile of axis p, at most
+    occupancy: int = 2  # blocks a multiprocessor, 0 to let the compiler choose
+    warps: int = 8  # worker warps of a block, 0 to let the compiler choose
+
+    def __post_init__(self) -> None:
+        _step.check_config(LAYER, vars(self))
 
 
 @ct.kernel
@@ -326,6 +343,59 @@ def walk_out(
         store(S_final, (sequence, head, p_tile, 0), (1, 1, TILE_P, TILE_N), ct.transpose(S_tile))
 
 
+@ct.kernel
+def token_step(
+    x: ct.Array, dt: ct.Array, A: ct.Array, B: ct.Array, C: ct.Array, D: ct.Array, dt_bias: ct.Array, z: ct.Array,
+    y: ct.Array,
+    S: ct.IndexedWithInt64,
+    S_before: ct.IndexedWithInt64,
+    state_indices: ct.Array, write_indices: ct.Array,
+    dt_min: float, dt_max: float,
+    TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+    WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], KEPT: ct.Constant[bool], WITH_Z: ct.Constant[bool],
+) -> None:
+    """Tokens one by one, with a tile of S in registers; a sequence without a slot is left out."""
+    heads = x.shape[2]
+    batch, head = ct.bid(0) // heads, ct.bid(0) % heads
+    p_tile = ct.bid(1)
+    length = dt.shape[1]
+    slot, into = batch, batch
+    if INDEXED:
+        slot = slot_at(state_indices, batch, S.shape[0])
+        into = slot_at(write_indices, batch, S.shape[0])
+    group_g = head // (heads // B.shape[2])
+
+    if slot >= 0:
+        S_tile = load_direct(S, (slot, head, p_tile, 0), (1, 1, TILE_P, TILE_N), WHOLE)  # [P, N]
+        A_tile = load_direct(A, (head,), (1,), WHOLE).astype(ct.float32)
+        dt_bias_tile = load_direct(dt_bias, (head,), (1,), WHOLE).astype(ct.float32)
+        D_tile = load_direct(D, (head, p_tile), (1, TILE_P), WHOLE).astype(ct.float32)  # [P]
+        for token in range(length):
+            if KEPT:
+                store_direct(S_before, (batch, token, head, p_tile, 0), (1, 1, 1, TILE_P, TILE_N), S_tile, WHOLE)
+            dt_tile = load_direct(dt, (batch, token, head), (1, 1, 1), WHOLE).astype(ct.float32)
+            # mamba2.ssd:18  step = clamp(softplus(dt + dt_bias), dt_min, dt_max)
+            step_tile = clamp(softplus(dt_tile + dt_bias_tile), dt_min, dt_max)
+            decay = exp2(clamp(A_tile * step_tile * LOG2E, -128.0, 0.0))
+            x_tile = load_direct(x, (batch, token, head, p_tile), (1, 1, 1, TILE_P), WHOLE).astype(ct.float32)  # [P]
+            B_tile = load_direct(B, (batch, token, group_g, 0), (1, 1, 1, TILE_N), WHOLE).astype(ct.float32)  # [N]
+            S_now = decay * ct.astype(S_tile, ct.float32) + (step_tile * x_tile)[:, None] * B_tile[None, :]  # [P, N]
+            C_tile = load_direct(C, (batch, token, group_g, 0), (1, 1, 1, TILE_N), WHOLE).astype(ct.float32)  # [N]
+            read_S = ct.sum(S_now * C_tile[None, :], axis=1)  # [P]
+            # mamba2.ssd:24  y = S[t] . C + D * x
+            y_tile = read_S + D_tile * x_tile  # [P]
+            if WITH_Z:
+                z_tile = load_direct(  # [P]
+                    z, (batch, token, head, p_tile), (1, 1, 1, TILE_P), WHOLE
+                ).astype(ct.float32)
+                # mamba2.ssd:25  when z: y = y * silu(z)
+                y_tile = y_tile * silu(z_tile)  # [P]
+            store_direct(y, (batch, token, head, p_tile), (1, 1, 1, TILE_P), y_tile, WHOLE)
+            S_tile = ct.astype(S_now, S.dtype)
+        if into >= 0:
+            store_direct(S, (into, head, p_tile, 0), (1, 1, TILE_P, TILE_N), S_tile, WHOLE)
+
+
 def forward(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
     *,
@@ -537,6 +607,104 @@ def _portable(
         S = torch.exp2(decay_end)[:, :, None, None] * S + S_gained  # [B, H, P, N]
     y = _rt.joined(y_pieces, 1, (size["b"], size["t"], size["h"], size["p"]), x).to(out_dtype)
     return y, S
+
+
+def step(
+    S: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
+    *,
+    D: Tensor | None = None, dt_bias: Tensor | None = None, z: Tensor | None = None, dt_min: float = 0.0,
+    dt_max: float = math.inf, state_indices: Tensor | None = None, write_indices: Tensor | None = None,
+    out: Tensor | None = None, config: StepConfig | None = None,
+) -> Tensor:
+    """One token: y[b h p]. The states S[b h p n], float32 or bfloat16, are updated in place. Inputs are as in
+    `forward`, without its time axis: x[b h p], dt[b h], B[b g n], C[b g n], z[b h p].
+
+    state_indices: [b], int32 or int64: the states are a pool, with slots instead of axis b, and these the slots
+    to read and update; a sequence with a negative one is left out: its outputs are 0, or as they were in `out`
+    write_indices: the slots to update, if they are others than those to read; nothing is written at a negative
+    one
+    out: the outputs' memory; then nothing is allocated
+
+    Nothing is differentiated on a GPU, nor through the states. Raises TypeError or ValueError, which name the
+    tensor; the values of indices are checked on the CPU, and on a GPU if SSDGEN_DEBUG is set.
+    """
+    found: Tensor = _step.run(
+        STEP, (S,), (x, dt, A, B, C, D, dt_bias, z), (dt_min, dt_max), (state_indices, write_indices), None, out,
+        config, several=False,
+    )
+    return found
+
+
+def steps(
+    S: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
+    *,
+    D: Tensor | None = None, dt_bias: Tensor | None = None, z: Tensor | None = None, dt_min: float = 0.0,
+    dt_max: float = math.inf, state_indices: Tensor | None = None, write_indices: Tensor | None = None,
+    before: Tensor | None = None, out: Tensor | None = None, config: StepConfig | None = None,
+) -> Tensor:
+    """Several tokens, as so many calls of `step`, bit for bit: y[b t h p]. Inputs have the axes of `forward`.
+
+    before: [b t h p n], float32 or bfloat16: filled with what the states are before each token, so that copying
+    one rolls the tokens from it on back; the rest is as for `step`
+    """
+    found: Tensor = _step.run(
+        STEP, (S,), (x, dt, A, B, C, D, dt_bias, z), (dt_min, dt_max), (state_indices, write_indices), before, out,
+        config, several=True,
+    )
+    return found
+
+
+def _step_kernels(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None, dt_min: float,
+    dt_max: float, S: Tensor, S_before: Tensor | None, y: Tensor, state_indices: Tensor | None,
+    write_indices: Tensor | None, config: StepConfig,
+) -> None:
+    """Launch the kernels of `steps` on checked tensors: the states, outputs and kept states are written in place."""
+    size_b, size_h, size_p, size_n = x.shape[0], x.shape[2], x.shape[3], B.shape[3]
+    tile_p = _step.tile(config.tile_p, size_p)
+    whole = size_p % tile_p == 0 and size_n == _rt.covering(size_n)
+    stream = _rt.stream(x)
+    _rt.launch(
+        stream,
+        _rt.hinted(token_step, config.occupancy, config.warps),
+        (size_b * size_h, _rt.ceil_div(size_p, tile_p)),
+        (
+            x, dt, A, B, C, D, dt_bias, _rt.given(z, x), y, S, _rt.given(S_before, S), _rt.given(state_indices, x),
+            _rt.given(write_indices, x), dt_min, dt_max, tile_p, _rt.covering(size_n), whole, state_indices is not None,
+            S_before is not None, z is not None,
+        ),
+    )
+
+
+@_rt.without_autocast
+def _portable_step(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None,
+    dt_min: Tensor, dt_max: Tensor, S: Tensor, size: dict[str, int],
+) -> tuple[Tensor]:
+    """One token in plain torch, for any device: the states are moved in place, in the dtype that they have."""
+    dtype = S.dtype
+    out_dtype = x.dtype
+    x, dt, A, D, dt_bias = (v.to(dtype) for v in (x, dt, A, D, dt_bias))
+    B = _rt.per_head(B, 1, size["h"]).to(dtype)
+    C = _rt.per_head(C, 1, size["h"]).to(dtype)
+    if z is not None:
+        z = z.to(dtype)
+    # mamba2.ssd:18  step = clamp(softplus(dt + dt_bias), dt_min, dt_max)
+    step = _rt.minimum(_rt.maximum(_rt.softplus(dt + dt_bias[None, :]), dt_min), dt_max)  # [B, H]
+    decay = torch.exp2(_rt.minimum(_rt.maximum(A[None, :] * step * LOG2E, -128.0), 0.0))  # [B, H]
+    S.mul_(decay[:, :, None, None])
+    S.addcmul_((step[:, :, None] * x)[:, :, :, None], B[:, :, None, :])
+    read_S = torch.einsum("bhpn,bhn->bhp", S, C)  # [B, H, P]
+    # mamba2.ssd:24  y = S[t] . C + D * x
+    y_now = read_S + D[None, :, :] * x  # [B, H, P]
+    if z is not None:
+        # mamba2.ssd:25  when z: y = y * silu(z)
+        y_now = y_now * torch.nn.functional.silu(z)  # [B, H, P]
+    return (y_now.to(out_dtype),)
+
+
+STEP = _step.Step(LAYER, StepConfig(), _step_kernels, _portable_step)
+"""What `step` and `steps` are made of."""
 
 
 VARIANT = "plan=segmented swap=none weighted=row persistent=no layout_x=b,t,h,p internal_step=b,h,t"

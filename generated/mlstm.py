@@ -22,6 +22,12 @@ emitted by ssdgen, as the jump formula over chunks of L tokens:
 
     y = read_C / max(abs(read_N), 1)
 
+    one token:
+    C = 2^(logsigmoid(f) * LOG2E) C + write v (x) k
+    N = 2^(logsigmoid(f) * LOG2E) N + write k
+    read_C = C . q
+    read_N = N . q
+
 Axes: b batch, t time, h head, p = 64 row channel, n = 64 column channel.
 """
 
@@ -34,8 +40,9 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _packed, _tuned
+from . import _cut, _packed, _step, _tuned
 from . import _runtime as _rt
+from ._direct import load_direct, slot_at, store_direct
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, log_sigmoid, segment_at, sigmoid, store
 
 LOG2E = math.log2(math.e)
@@ -93,6 +100,18 @@ CONFIGS = {
     torch.float32: Config(scores="tf32", carried="tf32", state="tf32"),
 }
 """The default configuration for each dtype of `v`."""
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """How the kernels of steps run. Tiles are powers of two; each set of values compiles its own kernels."""
+
+    tile_p: int = 64  # tile of axis p, at most
+    occupancy: int = 2  # blocks a multiprocessor, 0 to let the compiler choose
+    warps: int = 8  # worker warps of a block, 0 to let the compiler choose
+
+    def __post_init__(self) -> None:
+        _step.check_config(LAYER, vars(self))
 
 
 @ct.kernel
@@ -308,6 +327,90 @@ def walk_out(
         store(N_final, (sequence, head, 0), (1, 1, TILE_N), N_tile)
 
 
+@ct.kernel
+def token_step(
+    q: ct.Array, k: ct.Array, v: ct.Array, i: ct.Array, f: ct.Array,
+    y: ct.Array,
+    C: ct.IndexedWithInt64, N: ct.IndexedWithInt64,
+    C_before: ct.IndexedWithInt64,
+    state_indices: ct.Array, write_indices: ct.Array,
+    size_n: float,
+    TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+    WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], KEPT: ct.Constant[bool],
+) -> None:
+    """Tokens one by one, with a tile of C in registers; a sequence without a slot is left out."""
+    heads = q.shape[2]
+    batch, head = ct.bid(0) // heads, ct.bid(0) % heads
+    p_tile = ct.bid(1)
+    length = f.shape[1]
+    slot, into = batch, batch
+    if INDEXED:
+        slot = slot_at(state_indices, batch, C.shape[0])
+        into = slot_at(write_indices, batch, C.shape[0])
+
+    if slot >= 0:
+        C_tile = load_direct(C, (slot, head, p_tile, 0), (1, 1, TILE_P, TILE_N), WHOLE)  # [P, N]
+        N_tile = load_direct(N, (slot, head, 0), (1, 1, TILE_N), WHOLE)  # [N]
+        for token in range(length):
+            if KEPT:
+                store_direct(C_before, (batch, token, head, p_tile, 0), (1, 1, 1, TILE_P, TILE_N), C_tile, WHOLE)
+            f_tile = load_direct(f, (batch, token, head), (1, 1, 1), WHOLE).astype(ct.float32)
+            decay = exp2(clamp(log_sigmoid(f_tile) * LOG2E, -128.0, 0.0))
+            v_tile = load_direct(v, (batch, token, head, p_tile), (1, 1, 1, TILE_P), WHOLE).astype(ct.float32)  # [P]
+            i_tile = load_direct(i, (batch, token, head), (1, 1, 1), WHOLE).astype(ct.float32)
+            # mlstm.ssd:13  write = sigmoid(i) / sqrt(size(n))
+            write_tile = sigmoid(i_tile) / ct.sqrt(size_n)
+            k_tile = load_direct(k, (batch, token, head, 0), (1, 1, 1, TILE_N), WHOLE).astype(ct.float32)  # [N]
+            C_now = decay * ct.astype(C_tile, ct.float32) + (write_tile * v_tile)[:, None] * k_tile[None, :]  # [P, N]
+            N_now = decay * ct.astype(N_tile, ct.float32) + write_tile * k_tile  # [N]
+            q_tile = load_direct(q, (batch, token, head, 0), (1, 1, 1, TILE_N), WHOLE).astype(ct.float32)  # [N]
+            read_C = ct.sum(C_now * q_tile[None, :], axis=1)  # [P]
+            read_N = ct.sum(N_now * q_tile, axis=0)
+            # mlstm.ssd:22  y = (C[t] . q) / max(abs(N[t] . q), 1)
+            y_tile = read_C / ct.maximum(ct.abs(read_N), 1.0)  # [P]
+            store_direct(y, (batch, token, head, p_tile), (1, 1, 1, TILE_P), y_tile, WHOLE)
+            C_tile = ct.astype(C_now, C.dtype)
+            N_tile = ct.astype(N_now, N.dtype)
+        if into >= 0:
+            store_direct(C, (into, head, p_tile, 0), (1, 1, TILE_P, TILE_N), C_tile, WHOLE)
+
+
+@ct.kernel
+def token_step_N(
+    k: ct.Array, i: ct.Array, f: ct.Array,
+    N: ct.IndexedWithInt64,
+    N_before: ct.IndexedWithInt64,
+    state_indices: ct.Array, write_indices: ct.Array,
+    size_n: float,
+    TILE_N: ct.Constant[int],
+    WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], KEPT: ct.Constant[bool],
+) -> None:
+    """The state N after the tokens: written only when no block of the kernel before reads it any more."""
+    heads = k.shape[2]
+    batch, head = ct.bid(0) // heads, ct.bid(0) % heads
+    length = f.shape[1]
+    slot, into = batch, batch
+    if INDEXED:
+        slot = slot_at(state_indices, batch, N.shape[0])
+        into = slot_at(write_indices, batch, N.shape[0])
+
+    if slot >= 0:
+        N_tile = load_direct(N, (slot, head, 0), (1, 1, TILE_N), WHOLE)  # [N]
+        for token in range(length):
+            if KEPT:
+                store_direct(N_before, (batch, token, head, 0), (1, 1, 1, TILE_N), N_tile, WHOLE)
+            f_tile = load_direct(f, (batch, token, head), (1, 1, 1), WHOLE).astype(ct.float32)
+            decay = exp2(clamp(log_sigmoid(f_tile) * LOG2E, -128.0, 0.0))
+            i_tile = load_direct(i, (batch, token, head), (1, 1, 1), WHOLE).astype(ct.float32)
+            # mlstm.ssd:13  write = sigmoid(i) / sqrt(size(n))
+            write_tile = sigmoid(i_tile) / ct.sqrt(size_n)
+            k_tile = load_direct(k, (batch, token, head, 0), (1, 1, 1, TILE_N), WHOLE).astype(ct.float32)  # [N]
+            N_now = decay * ct.astype(N_tile, ct.float32) + write_tile * k_tile  # [N]
+            N_tile = ct.astype(N_now, N.dtype)
+        if into >= 0:
+            store_direct(N, (into, head, 0), (1, 1, TILE_N), N_tile, WHOLE)
+
+
 def forward(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
     *,
@@ -486,6 +589,104 @@ def _portable(
         N = torch.exp2(decay_end)[:, :, None] * N + N_gained  # [B, H, N]
     y = _rt.joined(y_pieces, 1, (size["b"], size["t"], size["h"], size["p"]), v).to(out_dtype)
     return y, C, N
+
+
+def step(
+    C: Tensor, N: Tensor, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
+    *,
+    state_indices: Tensor | None = None, write_indices: Tensor | None = None, out: Tensor | None = None,
+    config: StepConfig | None = None,
+) -> Tensor:
+    """One token: y[b h p]. The states C[b h p n], N[b h n], float32 or bfloat16, are updated in place. Inputs are
+    as in `forward`, without its time axis: q[b h n], k[b h n], v[b h p], i[b h], f[b h].
+
+    state_indices: [b], int32 or int64: the states are a pool, with slots instead of axis b, and these the slots
+    to read and update; a sequence with a negative one is left out: its outputs are 0, or as they were in `out`
+    write_indices: the slots to update, if they are others than those to read; nothing is written at a negative
+    one
+    out: the outputs' memory; then nothing is allocated
+
+    Nothing is differentiated on a GPU, nor through the states. Raises TypeError or ValueError, which name the
+    tensor; the values of indices are checked on the CPU, and on a GPU if SSDGEN_DEBUG is set.
+    """
+    found: Tensor = _step.run(
+        STEP, (C, N), (q, k, v, i, f), (), (state_indices, write_indices), None, out, config, several=False
+    )
+    return found
+
+
+def steps(
+    C: Tensor, N: Tensor, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
+    *,
+    state_indices: Tensor | None = None, write_indices: Tensor | None = None,
+    before: tuple[Tensor, Tensor] | None = None, out: Tensor | None = None, config: StepConfig | None = None,
+) -> Tensor:
+    """Several tokens, as so many calls of `step`, bit for bit: y[b t h p]. Inputs have the axes of `forward`.
+
+    before: [b t h p n], [b t h n], float32 or bfloat16: filled with what the states are before each token, so
+    that copying one rolls the tokens from it on back; the rest is as for `step`
+    """
+    found: Tensor = _step.run(
+        STEP, (C, N), (q, k, v, i, f), (), (state_indices, write_indices), before, out, config, several=True
+    )
+    return found
+
+
+def _step_kernels(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C: Tensor, N: Tensor, C_before: Tensor | None,
+    N_before: Tensor | None, y: Tensor, state_indices: Tensor | None, write_indices: Tensor | None, config: StepConfig,
+) -> None:
+    """Launch the kernels of `steps` on checked tensors: the states, outputs and kept states are written in place."""
+    size_b, size_h, size_p, size_n = q.shape[0], q.shape[2], v.shape[3], q.shape[3]
+    tile_p = _step.tile(config.tile_p, size_p)
+    whole = size_p % tile_p == 0 and size_n == _rt.covering(size_n)
+    stream = _rt.stream(v)
+    _rt.launch(
+        stream,
+        _rt.hinted(token_step, config.occupancy, config.warps),
+        (size_b * size_h, _rt.ceil_div(size_p, tile_p)),
+        (
+            q, k, v, i, f, y, C, N, _rt.given(C_before, C), _rt.given(state_indices, v), _rt.given(write_indices, v),
+            float(size_n), tile_p, _rt.covering(size_n), whole, state_indices is not None, C_before is not None,
+        ),
+    )
+    _rt.launch(
+        stream,
+        _rt.hinted(token_step_N, config.occupancy, config.warps),
+        (size_b * size_h,),
+        (
+            k, i, f, N, _rt.given(N_before, N), _rt.given(state_indices, v), _rt.given(write_indices, v), float(size_n),
+            _rt.covering(size_n), whole, state_indices is not None, C_before is not None,
+        ),
+        early=True,
+    )
+
+
+@_rt.without_autocast
+def _portable_step(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C: Tensor, N: Tensor, size: dict[str, int],
+) -> tuple[Tensor]:
+    """One token in plain torch, for any device: the states are moved in place, in the dtype that they have."""
+    dtype = C.dtype
+    out_dtype = v.dtype
+    q, k, v, i, f = (v.to(dtype) for v in (q, k, v, i, f))
+    size_n = torch.tensor(float(size["n"]), dtype=dtype, device=v.device)
+    decay = torch.exp2(_rt.minimum(_rt.maximum(torch.nn.functional.logsigmoid(f) * LOG2E, -128.0), 0.0))  # [B, H]
+    C.mul_(decay[:, :, None, None])
+    # mlstm.ssd:13  write = sigmoid(i) / sqrt(size(n))
+    write = torch.sigmoid(i) / torch.sqrt(size_n)  # [B, H]
+    C.addcmul_((write[:, :, None] * v)[:, :, :, None], k[:, :, None, :])
+    N.mul_(decay[:, :, None])
+    N.addcmul_(write[:, :, None], k)
+    read_C = torch.einsum("bhpn,bhn->bhp", C, q)  # [B, H, P]
+    read_N = torch.einsum("bhn,bhn->bh", N, q)  # [B, H]
+    # mlstm.ssd:22  y = (C[t] . q) / max(abs(N[t] . q), 1)
+    y_now = read_C / _rt.maximum(torch.abs(read_N), 1.0)[:, :, None]  # [B, H, P]
+    return (y_now.to(out_dtype),)
+
+
+STEP = _step.Step(LAYER, StepConfig(), _step_kernels, _portable_step)
+"""What `step` and `steps` are made of."""
 
 
 VARIANT = "plan=segmented swap=none weighted=row persistent=no"

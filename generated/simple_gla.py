@@ -17,6 +17,10 @@ emitted by ssdgen, as the jump formula over chunks of L tokens:
 
     y = read_S / sqrt(size(n))
 
+    one token:
+    S = 2^(g * LOG2E) S + v (x) k
+    read_S = S . q
+
 Axes: b batch, t time, h head, p = 64 row channel, n = 128 column channel.
 """
 
@@ -29,8 +33,9 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _packed, _tuned
+from . import _cut, _packed, _step, _tuned
 from . import _runtime as _rt
+from ._direct import load_direct, slot_at, store_direct
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, store
 
 LOG2E = math.log2(math.e)
@@ -87,6 +92,18 @@ CONFIGS = {
     torch.float32: Config(scores="tf32", carried="tf32", state="tf32"),
 }
 """The default configuration for each dtype of `v`."""
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """How the kernels of steps run. Tiles are powers of two; each set of values compiles its own kernels."""
+
+    tile_p: int = 64  # tile of axis p, at most
+    occupancy: int = 2  # blocks a multiprocessor, 0 to let the compiler choose
+    warps: int = 8  # worker warps of a block, 0 to let the compiler choose
+
+    def __post_init__(self) -> None:
+        _step.check_config(LAYER, vars(self))
 
 
 @ct.kernel
@@ -236,6 +253,47 @@ def walk_out(
         store(S_final, (sequence, head, p_tile, 0), (1, 1, TILE_P, TILE_N), ct.transpose(S_tile))
 
 
+@ct.kernel
+def token_step(
+    q: ct.Array, k: ct.Array, v: ct.Array, g: ct.Array,
+    y: ct.Array,
+    S: ct.IndexedWithInt64,
+    S_before: ct.IndexedWithInt64,
+    state_indices: ct.Array, write_indices: ct.Array,
+    size_n: float,
+    TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
+    WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], KEPT: ct.Constant[bool],
+) -> None:
+    """Tokens one by one, with a tile of S in registers; a sequence without a slot is left out."""
+    heads = q.shape[2]
+    batch, head = ct.bid(0) // heads, ct.bid(0) % heads
+    p_tile = ct.bid(1)
+    length = g.shape[1]
+    slot, into = batch, batch
+    if INDEXED:
+        slot = slot_at(state_indices, batch, S.shape[0])
+        into = slot_at(write_indices, batch, S.shape[0])
+
+    if slot >= 0:
+        S_tile = load_direct(S, (slot, head, p_tile, 0), (1, 1, TILE_P, TILE_N), WHOLE)  # [P, N]
+        for token in range(length):
+            if KEPT:
+                store_direct(S_before, (batch, token, head, p_tile, 0), (1, 1, 1, TILE_P, TILE_N), S_tile, WHOLE)
+            g_tile = load_direct(g, (batch, token, head), (1, 1, 1), WHOLE).astype(ct.float32)
+            decay = exp2(clamp(g_tile * LOG2E, -128.0, 0.0))
+            v_tile = load_direct(v, (batch, token, head, p_tile), (1, 1, 1, TILE_P), WHOLE).astype(ct.float32)  # [P]
+            k_tile = load_direct(k, (batch, token, head, 0), (1, 1, 1, TILE_N), WHOLE).astype(ct.float32)  # [N]
+            S_now = decay * ct.astype(S_tile, ct.float32) + v_tile[:, None] * k_tile[None, :]  # [P, N]
+            q_tile = load_direct(q, (batch, token, head, 0), (1, 1, 1, TILE_N), WHOLE).astype(ct.float32)  # [N]
+            read_S = ct.sum(S_now * q_tile[None, :], axis=1)  # [P]
+            # simple_gla.ssd:16  y = (S[t] . q) / sqrt(size(n))
+            y_tile = read_S / ct.sqrt(size_n)  # [P]
+            store_direct(y, (batch, token, head, p_tile), (1, 1, 1, TILE_P), y_tile, WHOLE)
+            S_tile = ct.astype(S_now, S.dtype)
+        if into >= 0:
+            store_direct(S, (into, head, p_tile, 0), (1, 1, TILE_P, TILE_N), S_tile, WHOLE)
+
+
 def forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor,
     *,
@@ -378,6 +436,89 @@ def _portable(
         S = torch.exp2(decay_end)[:, :, None, None] * S + S_gained  # [B, H, P, N]
     y = _rt.joined(y_pieces, 1, (size["b"], size["t"], size["h"], size["p"]), v).to(out_dtype)
     return y, S
+
+
+def step(
+    S: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor,
+    *,
+    state_indices: Tensor | None = None, write_indices: Tensor | None = None, out: Tensor | None = None,
+    config: StepConfig | None = None,
+) -> Tensor:
+    """One token: y[b h p]. The states S[b h p n], float32 or bfloat16, are updated in place. Inputs are as in
+    `forward`, without its time axis: q[b h n], k[b h n], v[b h p], g[b h].
+
+    state_indices: [b], int32 or int64: the states are a pool, with slots instead of axis b, and these the slots
+    to read and update; a sequence with a negative one is left out: its outputs are 0, or as they were in `out`
+    write_indices: the slots to update, if they are others than those to read; nothing is written at a negative
+    one
+    out: the outputs' memory; then nothing is allocated
+
+    Nothing is differentiated on a GPU, nor through the states. Raises TypeError or ValueError, which name the
+    tensor; the values of indices are checked on the CPU, and on a GPU if SSDGEN_DEBUG is set.
+    """
+    found: Tensor = _step.run(
+        STEP, (S,), (q, k, v, g), (), (state_indices, write_indices), None, out, config, several=False
+    )
+    return found
+
+
+def steps(
+    S: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor,
+    *,
+    state_indices: Tensor | None = None, write_indices: Tensor | None = None, before: Tensor | None = None,
+    out: Tensor | None = None, config: StepConfig | None = None,
+) -> Tensor:
+    """Several tokens, as so many calls of `step`, bit for bit: y[b t h p]. Inputs have the axes of `forward`.
+
+    before: [b t h p n], float32 or bfloat16: filled with what the states are before each token, so that copying
+    one rolls the tokens from it on back; the rest is as for `step`
+    """
+    found: Tensor = _step.run(
+        STEP, (S,), (q, k, v, g), (), (state_indices, write_indices), before, out, config, several=True
+    )
+    return found
+
+
+def _step_kernels(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S: Tensor, S_before: Tensor | None, y: Tensor,
+    state_indices: Tensor | None, write_indices: Tensor | None, config: StepConfig,
+) -> None:
+    """Launch the kernels of `steps` on checked tensors: the states, outputs and kept states are written in place."""
+    size_b, size_h, size_p, size_n = q.shape[0], q.shape[2], v.shape[3], q.shape[3]
+    tile_p = _step.tile(config.tile_p, size_p)
+    whole = size_p % tile_p == 0 and size_n == _rt.covering(size_n)
+    stream = _rt.stream(v)
+    _rt.launch(
+        stream,
+        _rt.hinted(token_step, config.occupancy, config.warps),
+        (size_b * size_h, _rt.ceil_div(size_p, tile_p)),
+        (
+            q, k, v, g, y, S, _rt.given(S_before, S), _rt.given(state_indices, v), _rt.given(write_indices, v),
+            float(size_n), tile_p, _rt.covering(size_n), whole, state_indices is not None, S_before is not None,
+        ),
+    )
+
+
+@_rt.without_autocast
+def _portable_step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S: Tensor, size: dict[str, int],
+) -> tuple[Tensor]:
+    """One token in plain torch, for any device: the states are moved in place, in the dtype that they have."""
+    dtype = S.dtype
+    out_dtype = v.dtype
+    q, k, v, g = (v.to(dtype) for v in (q, k, v, g))
+    size_n = torch.tensor(float(size["n"]), dtype=dtype, device=v.device)
+    decay = torch.exp2(_rt.minimum(_rt.maximum(g * LOG2E, -128.0), 0.0))  # [B, H]
+    S.mul_(decay[:, :, None, None])
+    S.addcmul_(v[:, :, :, None], k[:, :, None, :])
+    read_S = torch.einsum("bhpn,bhn->bhp", S, q)  # [B, H, P]
+    # simple_gla.ssd:16  y = (S[t] . q) / sqrt(size(n))
+    y_now = read_S / torch.sqrt(size_n)  # [B, H, P]
+    return (y_now.to(out_dtype),)
+
+
+STEP = _step.Step(LAYER, StepConfig(), _step_kernels, _portable_step)
+"""What `step` and `steps` are made of."""
 
 
 VARIANT = "plan=segmented swap=none weighted=row persistent=no internal_g=b,h,t"

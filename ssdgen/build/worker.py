@@ -101,7 +101,7 @@ def _constraint(argument: Argument) -> Any:
     import cuda.tile as ct
     from cuda.tile.compilation import ArrayConstraint, ConstantConstraint, ScalarConstraint
 
-    dtypes = {"bf16": ct.bfloat16, "f16": ct.float16, "f32": ct.float32, "i32": ct.int32}
+    dtypes = {"bf16": ct.bfloat16, "f16": ct.float16, "f32": ct.float32, "i32": ct.int32, "i64": ct.int64}
     match argument:
         case ConstantArg(value=value):
             return ConstantConstraint(value)
@@ -111,7 +111,7 @@ def _constraint(argument: Argument) -> Any:
             return ArrayConstraint(
                 dtypes[dtype],
                 len(lengths),
-                index_dtype=ct.int32,
+                index_dtype=ct.int64 if argument.wide else ct.int32,
                 stride_lower_bound_incl=0,
                 alias_groups=(),
                 may_alias_internally=argument.overlaps,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from ssdgen.derive.recurrence import fresh_name, names_of
+from ssdgen.derive.step import step
 from ssdgen.ir.chunkform import ChunkForm, ChunkState, ChunkTerm, Decay, Interaction, Read, Score, Weight
 from ssdgen.ir.expr import Ref
 from ssdgen.ir.recurrence import LinearState, Readout, Recurrence, Term
@@ -60,6 +61,7 @@ def chunk_form(rec: Recurrence) -> ChunkForm:
         scores=tuple(replace(s, name=name) for s, name in score_names.items()),
         reads=tuple(map(read, rec.readouts)),
         outputs=rec.outputs,
+        step=step(rec),
     )
 
 

@@ -17,26 +17,17 @@ import sympy  # type: ignore[import-untyped]
 
 from ssdgen.derive.proof import Proof, ProofError
 from ssdgen.derive.recurrence import names_of
-from ssdgen.derive.symbolic import LN2, OPERATIONS, Symbolic, sigmoid, thaw
+from ssdgen.derive.step_prover import Point, StepProver, points
+from ssdgen.derive.symbolic import OPERATIONS, Symbolic, pow2, sigmoid, thaw
 from ssdgen.ir.chunkform import ChunkForm, ChunkState, ChunkTerm, Read, Score
 from ssdgen.ir.expr import ONE, OPS, Apply, Axes, Contract, Expr, Ref, axes_of, refs, to_text, walk
 from ssdgen.ir.layer import State
 from ssdgen.ir.recurrence import Diagonal, LinearState, OutputForm, Readout, Term
 
-Point = Mapping[str, int]
-"""An index along each channel axis that a value may vary over."""
-
 Known = Mapping[str, Callable[[int, Point], Symbolic]]
 """Values of states, reads or outputs by name, at a token and a point."""
 
-CHANNELS = (0, 1)
 TOKENS = (0, 1, 2)
-
-
-def pow2(exponent: Symbolic) -> Symbolic:
-    """2^exponent, logarithms in the exponent resolved."""
-    number, rest = sympy.expand(exponent).as_coeff_Add()
-    return sympy.Integer(2) ** number * sympy.exp(sympy.expand(rest * LN2))
 
 
 UNFOLDED = {
@@ -95,6 +86,7 @@ class Prover:
                 f"{output.name} = {output.value} and its gates are the outputs as written",
                 partial(self.output, output),
             )
+        yield from StepProver(self).statements()
         yield "the recurrence it was made from says the same", self.same_recurrence
 
     def _term_text(self, term: ChunkTerm) -> str:
@@ -128,8 +120,8 @@ class Prover:
         def leaf(e: Expr) -> Symbolic:
             match e:
                 case Contract(left=left, right=right, axis=axis):
-                    points = [{**at, axis: c} for c in CHANNELS]
-                    return sum(self.value(left, token, p, known) * self.value(right, token, p, known) for p in points)
+                    both = [{**at, **p} for p in points(axis)]
+                    return sum(self.value(left, token, p, known) * self.value(right, token, p, known) for p in both)
                 case Ref(name=name, lag=lag) if name in known:
                     return known[name](token - lag, at)
                 case Ref(name=name, lag=lag) if name in self.lets:
@@ -269,8 +261,12 @@ class Prover:
         return total
 
     def summand(self, state: ChunkState, term: ChunkTerm, token: int, at: Point) -> Symbolic:
+        """A term of a state at a token."""
+        return self.product(self.form.weight(term.weight).value, term, state, token, at)
+
+    def product(self, weight: Expr, term: ChunkTerm | Term, state: ChunkState, token: int, at: Point) -> Symbolic:
         """weight * row * column: the weight of the token, row and column of the token or the one before."""
-        value = self.value(self.form.weight(term.weight).value, token, {}, {})
+        value = self.value(weight, token, {}, {})
         value *= self.value(term.column, token - term.lag, {state.column_axis: at[state.column_axis]}, {})
         self.require((term.row is None) == (state.row_axis is None), f"a term of `{state.name}` has the row {term.row}")
         if term.row is not None and state.row_axis is not None:
@@ -310,23 +306,25 @@ class Prover:
     def read(self, read: Read) -> None:
         """The carried term and the interactions against the unrolled recurrence, token by token."""
         state = self.form.state(read.state)
-        rows = [{}] if state.row_axis is None else [{state.row_axis: i} for i in CHANNELS]
         for i in TOKENS:
-            for row in rows:
-                columns = [{state.column_axis: c} for c in CHANNELS]
+            for row in points(state.row_axis):
                 truth = sum(
                     self.after(state.name, i + read.at, {**row, **c}) * self.value(read.vector, i, c, {})
-                    for c in columns
+                    for c in points(state.column_axis)
                 )
-                derived = sum(self.carried(read, i, row, c) for c in columns)
-                for interaction in read.interactions:
-                    score = self.form.score(interaction.score)
-                    for j in range(i + 1 + score.at):
-                        added = self.score(score, i, j)
-                        if interaction.row is not None:
-                            added *= self.value(interaction.row, j - interaction.lag, row, {})
-                        derived += added
-                self.require_equal(truth, derived, f"{read.name} at token {i} of the chunk")
+                self.require_equal(truth, self.read_in_chunk(read, i, row), f"{read.name} at token {i} of the chunk")
+
+    def read_in_chunk(self, read: Read, i: int, row: Point) -> Symbolic:
+        """The carried term and the interactions of a read at token i of a chunk."""
+        value = sum(self.carried(read, i, row, c) for c in points(self.form.state(read.state).column_axis))
+        for interaction in read.interactions:
+            score = self.form.score(interaction.score)
+            for j in range(i + 1 + score.at):
+                added = self.score(score, i, j)
+                if interaction.row is not None:
+                    added *= self.value(interaction.row, j - interaction.lag, row, {})
+                value += added
+        return value
 
     def carried(self, read: Read, i: int, row: Point, column: Point) -> Symbolic:
         """A summand of the carried term: 2^s (or 2^e) times the entry state times the vector."""
@@ -338,7 +336,7 @@ class Prover:
         """The score of tokens i and j."""
         weight = self.value(self.form.weight(score.weight).value, j, {}, {})
         total = sympy.Integer(0)
-        for c in ({score.axis: c} for c in CHANNELS):
+        for c in points(score.axis):
             product = self.value(score.vector, i, c, {}) * self.value(score.column, j - score.lag, c, {})
             total += product * pow2(sum(self.log2(score.decay, k, c) for k in range(j + 1, i + 1 + score.at)))
         return total * weight
@@ -360,10 +358,9 @@ class Prover:
     def read_of_symbols(self, read: Read, token: int, at: Point) -> Symbolic:
         """What a read is by definition: its state, a symbol, times its vector."""
         state = self.form.state(read.state)
-        columns = [{state.column_axis: c} for c in CHANNELS]
         return sum(
             self.state_symbol(state, token + read.at, {**at, **c}) * self.value(read.vector, token, c, {})
-            for c in columns
+            for c in points(state.column_axis)
         )
 
     def same_recurrence(self) -> None:
@@ -391,6 +388,10 @@ def _token_exprs(form: ChunkForm) -> Iterator[Expr]:
         yield from (score.vector, score.column)
     for r in form.reads:
         yield from (r.vector, *(i.row for i in r.interactions if i.row is not None))
+    for move in form.step.moves:
+        yield move.log2_decay
+        yield from (e for term in move.terms for e in (term.weight, term.row, term.column) if e is not None)
+    yield from (r.vector for r in form.step.reads)
 
 
 def _output_exprs(output: OutputForm) -> Iterator[Expr]:

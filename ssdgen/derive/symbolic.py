@@ -176,6 +176,12 @@ def thaw(
     return Atom(expr)
 
 
+def pow2(exponent: Symbolic) -> Symbolic:
+    """2^exponent, logarithms in the exponent resolved."""
+    number, rest = sympy.expand(exponent).as_coeff_Add()
+    return sympy.Integer(2) ** number * sympy.exp(sympy.expand(rest * LN2))
+
+
 def _number(value: float) -> Symbolic:
     """Exactly what was written: 0.1 is a tenth, and the constants that stand for log2(e) and log(2) are those."""
     if value == LOG2E.value:

@@ -13,17 +13,8 @@ from ssdgen.emit.layout import broken
 from ssdgen.emit.printer import LOG2E
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import INFINITY, Output, State, Tensor
-from ssdgen.ir.plan import (
-    GroupKernel,
-    Kernel,
-    OutputKernel,
-    Parameter,
-    Plan,
-    PortableInput,
-    PortableOutput,
-    WalkKernel,
-    Workspace,
-)
+from ssdgen.ir.plan import GroupKernel, Kernel, OutputKernel, Parameter, Plan, WalkKernel, Workspace
+from ssdgen.ir.portable import PortableInput, PortableOutput
 from ssdgen.ir.schedule import PRODUCTS
 from ssdgen.plan.names import host_scope, key_inputs
 
@@ -73,6 +64,10 @@ class Host:
         """The argument that is the initial state."""
         return self._names.of("initial", f"{state}0")
 
+    def kept(self, state: str) -> str:
+        """The variable of what a state is before each token."""
+        return self._names.of("kept", f"{state}_before")
+
     def final(self, state: str) -> str:
         """The variable that is the final state."""
         return self._names.of("final", f"{state}_final")
@@ -106,7 +101,7 @@ class Host:
             "results": [*(o.host for o in outputs), *finals],
             "portable_results": [*(o.host for o in outputs), *(self.host(s.name) for s in layer.states)],
             "rearranged": self._rearranged(),
-            "widened": self._each(
+            "widened": self.each(
                 [self.host(t.name) for t in layer.inputs if t.name not in self._rearranged()], "v.to(dtype)"
             ),
             "output_dtypes": f"out_dtype = {self.host(plan.leader)}.dtype",
@@ -124,9 +119,9 @@ class Host:
 
     def _kernel_context(self) -> dict[str, Any]:
         plan, layer = self._plan, self._layer
-        inputs = _tuple([self.host(t.name) for t in layer.inputs])
-        scalars = _tuple([f"float({self.host(p.name)})" for p in layer.params])
-        initials = _tuple([self.initial(s.name) for s in layer.states])
+        inputs = tupled([self.host(t.name) for t in layer.inputs])
+        scalars = tupled([f"float({self.host(p.name)})" for p in layer.params])
+        initials = tupled([self.initial(s.name) for s in layer.states])
         wanted, blocks, column = "1", "1", "1"  # what is not cut into segments need not be counted
         if plan.config.plan == "segmented":
             wanted = "config.segments"
@@ -137,7 +132,7 @@ class Host:
             "kernels_call": ["LAYER", f"_{plan.config.plan}", "sequences", inputs, scalars, initials, "size", "config"],
             "packs": isinstance(plan.kernels[-1], WalkKernel),
             "plan_arguments": self._plan_arguments(),
-            "indexable": self._each(
+            "indexable": self.each(
                 [self.host(t.name) for t in layer.inputs if layer.time in t.axes and not t.optional], "_rt.indexable(v)"
             ),
             "plan_sizes": self._sizes(list(plan.kernels)),
@@ -153,7 +148,7 @@ class Host:
         layer, leader = self._layer, self._plan.leader
         optional = [t.name for t in layer.inputs if t.optional]
         given = [f'"{name}": {self.host(name)}' for name in optional] + ['"packed": sequences']
-        dtypes = _tuple([f"{self.host(name)}.dtype" for name in key_inputs(layer, leader)])
+        dtypes = tupled([f"{self.host(name)}.dtype" for name in key_inputs(layer, leader)])
         present = f"_tuned.present({{{', '.join(given)}}})"
         key = ["digest=SPEC_DIGEST", "variant=VARIANT", f"present={present}", "size=size", f"dtypes={dtypes}"]
         return ["LAYER", "config", "CONFIGS", *key, f"x={self.host(leader)}"]
@@ -192,7 +187,7 @@ class Host:
         layer, leader = self._layer, self.host(self._plan.leader)
         inputs = [self.host(t.name) for t in layer.inputs]
         scalars = [f"_rt.scalar({self.host(p.name)}, {leader})" for p in layer.params]
-        groups = [_tuple(items) for items in (inputs, scalars, initials)]
+        groups = [tupled(items) for items in (inputs, scalars, initials)]
         return ["LAYER", "_portable", "sequences", *groups, "size", "config.chunk"]
 
     def _output(self, o: Output) -> _Output:
@@ -217,7 +212,7 @@ class Host:
                 out.append(t.name)
         return out
 
-    def _each(self, names: list[str], code: str) -> str:
+    def each(self, names: list[str], code: str) -> str:
         """The line that replaces each of several variables `v` by `code`; empty if there are none."""
         if not names:
             return ""
@@ -235,7 +230,7 @@ class Host:
         axes = declared.axes
         if t.grouped:
             at = next(i for i, a in enumerate(axes) if self._layer.shared(a) != a)
-            code = f"_rt.per_head({code}, {at}, size[{_quote(self._layer.head)}])"
+            code = f"_rt.per_head({code}, {at}, size[{quoted(self._layer.head)}])"
             axes = tuple(self._layer.shared(a) for a in axes)
         if axes != t.axes:
             code += f".permute({', '.join(str(axes.index(a)) for a in t.axes)})"
@@ -276,15 +271,16 @@ class Host:
         return _Workspace(", ".join(names), code + (".unbind()" if len(buffers) > 1 else ""), tuple(docs))
 
     def _launch(self, kernel: Kernel, early: bool) -> str:
-        args = ", ".join(self._argument(p) for p in kernel.parameters)
+        args = ", ".join(self.argument(p) for p in kernel.parameters)
         hinted = f"_rt.hinted({kernel.name}, config.occupancy_{kernel.role}, config.warps_{kernel.role})"
-        grid = _tuple(list(kernel.grid))
+        grid = tupled(list(kernel.grid))
         if isinstance(kernel, OutputKernel) and kernel.places:
             leader = self.host(self._plan.leader)
             grid = f"(_cut.held({kernel.grid[0]}, config.occupancy_{kernel.role}, {leader}),)"
         return f"_rt.launch(stream, {hinted}, {grid}, ({args}){', early=True' if early else ''})"
 
-    def _argument(self, p: Parameter) -> str:
+    def argument(self, p: Parameter) -> str:
+        """The host expression that is passed for a parameter of a kernel."""
         match p.role:
             case "constant" if p.argument.startswith("size_"):
                 return f"_rt.covering({p.argument})"
@@ -315,6 +311,8 @@ class Host:
                 return self._names.of("workspace", p.argument)
             case "output":
                 return self.host(p.argument)
+            case "state" | "kept" | "slots":
+                raise ValueError(f"`{p.name}` is a parameter of steps alone")
 
     def _flag(self, argument: str) -> str:
         """The host expression that sets a flag."""
@@ -373,15 +371,17 @@ def _state(state: State) -> str:
 
 
 def _shape(axes: Axes, size: str) -> str:
-    items = [f"{size}[{_quote(a)}]" for a in axes]
+    items = [f"{size}[{quoted(a)}]" for a in axes]
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
-def _tuple(items: list[str]) -> str:
+def tupled(items: list[str]) -> str:
+    """A Python tuple of code strings."""
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
-def _quote(text: str) -> str:
+def quoted(text: str) -> str:
+    """A string literal."""
     return f'"{text}"'
 
 

@@ -18,6 +18,7 @@ from ssdgen.emit.host import DTYPES, Host, number
 from ssdgen.emit.layout import WIDTH, broken, filled
 from ssdgen.emit.printer import LOG2E
 from ssdgen.emit.statements import Commenter, CutileStatements, TorchStatements
+from ssdgen.emit.step import StepHost
 from ssdgen.ir.expr import Apply, Axes, Ref, mul, to_text
 from ssdgen.ir.layer import Axis, Layer, Param, Tensor
 from ssdgen.ir.plan import (
@@ -29,6 +30,7 @@ from ssdgen.ir.plan import (
     Parameter,
     Plan,
     StateKernel,
+    StepKernel,
     TokenKernel,
     WalkKernel,
 )
@@ -40,9 +42,11 @@ from ssdgen.resources import resource_dir
 SUPPORT = (
     "_conv.py",
     "_cut.py",
+    "_direct.py",
     "_packed.py",
     "_runtime.py",
     "_segments.py",
+    "_step.py",
     "_tiles.py",
     "_tuned.py",
     "causal_conv.py",
@@ -55,8 +59,17 @@ TEMPLATES: dict[type[Kernel], str] = {
     StateKernel: "fwd_pass_state.py.j2",
     OutputKernel: "compute_out.py.j2",
     WalkKernel: "walk_out.py.j2",
+    StepKernel: "token_step.py.j2",
 }
 """The algorithm's skeleton for each kind of kernel."""
+
+KINDS = {
+    "constant": "ct.Constant[int]",
+    "flag": "ct.Constant[bool]",
+    "state": "ct.IndexedWithInt64",
+    "kept": "ct.IndexedWithInt64",
+}
+"""Annotations of the parameters of kernels that are neither arrays indexed with int32 nor numbers."""
 
 HELPERS = (
     "await_previous",
@@ -75,6 +88,9 @@ HELPERS = (
     "store",
 )
 """What kernels call of `_tiles.py`."""
+
+DIRECT = ("load_direct", "slot_at", "store_direct")
+"""What kernels call of `_direct.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +115,22 @@ def emit(plan: Plan, portable_only: bool = False) -> ModuleSource:
         raise Unsupported(plan.refused)
     layer = plan.form.recurrence.layer
     env = _environment(plan)
-    kernels = [_tidy(env.get_template(TEMPLATES[type(k)]).render(k=k)) for k in plan.kernels]
     host = Host(plan)
+    every = (*plan.kernels, *plan.step.kernels)
+    kernels = [_tidy(env.get_template(TEMPLATES[type(k)]).render(k=k)) for k in every]
     text = env.get_template("module.py.j2").render(
         doc=_module_doc(plan),
         kernels=kernels,
-        helpers=_helpers(kernels),
+        helpers=_called(HELPERS, kernels),
+        direct=_called(DIRECT, kernels),
         plan=plan,
         knobs=plan.knobs,
         configs=_configs(plan),
         digest=hashlib.sha256(layer.source.text.encode()).hexdigest(),
         version=ssdgen.__version__,
         variant=_assigned("VARIANT", _variant(plan)),
+        steps=StepHost(plan, host).context(),
+        no_steps=f"{layer.name}: no steps are emitted for {plan.step.refused}",
         **host.context(),
     )
     text = re.sub(r"\n+(?=\n(def|@|class|VARIANT|CONFIGS) ?)", "\n\n", text).strip() + "\n"
@@ -197,7 +217,7 @@ def _parameters(kernel: Kernel) -> str:
     def kind(p: Parameter) -> str:
         if p.role == "scalar":
             return "int" if p.dtype == "i32" else "float"
-        return {"constant": "ct.Constant[int]", "flag": "ct.Constant[bool]"}.get(p.role, "ct.Array")
+        return KINDS.get(p.role, "ct.Array")
 
     lines: list[str] = []
     for _, group in itertools.groupby(kernel.parameters, key=lambda p: p.role):
@@ -289,9 +309,9 @@ def _configs(plan: Plan) -> list[tuple[str, str]]:
     return out
 
 
-def _helpers(kernels: list[str]) -> list[str]:
+def _called(functions: tuple[str, ...], kernels: list[str]) -> list[str]:
     text = "\n".join(kernels)
-    return [h for h in HELPERS if re.search(rf"(?<![\w.]){h}\(", text)]
+    return [h for h in functions if re.search(rf"(?<![\w.]){h}\(", text)]
 
 
 def _module_doc(plan: Plan) -> str:

@@ -6,25 +6,10 @@ from collections.abc import Iterable
 
 from ssdgen.emit.layout import INDENT, assign, broken
 from ssdgen.emit.printer import CUTILE, TORCH, Printer
-from ssdgen.ir.expr import Axes, Const, Expr, Ref, axes_of, merge_axes
+from ssdgen.ir.expr import Axes, Const, Expr, Ref, axes_of, merge_axes, mul
 from ssdgen.ir.layer import Layer
-from ssdgen.ir.plan import (
-    KEY,
-    Cumsum,
-    Dot,
-    Einsum,
-    Last,
-    Let,
-    Load,
-    Magnitude,
-    PortableStatement,
-    Shift,
-    Slice,
-    Statement,
-    Store,
-    When,
-    Zeros,
-)
+from ssdgen.ir.plan import KEY, Cumsum, Dot, Last, Let, Load, Magnitude, Round, Statement, Store, When, Zeros
+from ssdgen.ir.portable import AddProduct, Einsum, PortableStatement, Scale, Shift, Slice
 
 
 class Commenter:
@@ -87,6 +72,8 @@ class CutileStatements:
                 return assign(target.name, code, indent, self._comment.shape(target.axes))
             case Dot():
                 return self._dot(s, indent)
+            case Round(target=target, value=value, array=array):
+                return assign(target.name, f"ct.astype({value.name}, {array}.dtype)", indent)
             case Store():
                 return self._store(s, indent)
             case When():
@@ -108,10 +95,11 @@ class CutileStatements:
 
     def _load(self, s: Load, indent: str) -> str:
         args = [s.array, _tuple(slot.index for slot in s.slots), _tuple(slot.extent for slot in s.slots)]
+        args += [s.whole] if s.whole else []
         args += [f"order={s.order}"] if s.order else []
         args += [f"latency={s.latency}"] if s.latency else []
         cast = ".astype(ct.float32)" if s.cast else ""
-        code = f"load({', '.join(args)}){cast}"
+        code = f"{'load_direct' if s.whole else 'load'}({', '.join(args)}){cast}"
         return assign(s.target.name, code, indent, self._comment.shape(s.target.axes))
 
     def _dot(self, s: Dot, indent: str) -> str:
@@ -132,9 +120,10 @@ class CutileStatements:
             _tuple(slot.index for slot in s.slots),
             _tuple(slot.extent for slot in s.slots),
             self.expr(s.value, s.axes),
+            *([s.whole] if s.whole else []),
             *([f"latency={s.latency}"] if s.latency else []),
         ]
-        return broken("", f"store({', '.join(args)})", indent)
+        return broken("", f"{'store_direct' if s.whole else 'store'}({', '.join(args)})", indent)
 
 
 class TorchStatements:
@@ -172,6 +161,13 @@ class TorchStatements:
                 return assign(target.name, f"_rt.shifted({source.name}, {source.axes.index(time)})", indent, shape)
             case Einsum(target=target, factors=factors):
                 return self._einsum(target, factors, indent, shape)
+            case Scale(target=target, factor=factor):
+                return f"{indent}{target.name}.mul_({self.expr(factor, target.axes)})"
+            case AddProduct(target=target, left=left, right=right):
+                if not axes_of(left):
+                    return broken("", f"{target.name}.add_({self.expr(mul(left, right), target.axes)})", indent)
+                product = ", ".join(self.expr(f, target.axes) for f in (left, right))
+                return broken("", f"{target.name}.addcmul_({product})", indent)
 
     def _einsum(self, target: Ref, factors: tuple[Expr, ...], indent: str, shape: str) -> str:
         texts, subscripts = [], []

@@ -17,8 +17,8 @@ ARCHITECTURES = tuple(f"sm_{n}" for n in (80, 86, 87, 88, 89, 90, 100, 103, 110,
 DEFAULT_ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_103", "sm_120")
 """Those that kernels are compiled for if nobody says otherwise."""
 
-Element = Literal["bf16", "f16", "f32", "i32"]
-ITEMSIZE: dict[Element, int] = {"bf16": 2, "f16": 2, "f32": 4, "i32": 4}
+Element = Literal["bf16", "f16", "f32", "i32", "i64"]
+ITEMSIZE: dict[Element, int] = {"bf16": 2, "f16": 2, "f32": 4, "i32": 4, "i64": 8}
 
 Length = Literal["1", "16", "any"]
 """A dimension's length: one, a multiple of 16 (zero too), or any other."""
@@ -41,6 +41,7 @@ class ArrayArg:
     strides: tuple[Stride, ...]
     overlaps: bool = False
     aligned: bool = True
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,9 @@ class ConstantArg:
 Argument = ArrayArg | ScalarArg | ConstantArg
 
 
-def array_arg(name: str, dtype: Element, shape: Sequence[int], strides: Sequence[int] | None = None) -> ArrayArg:
+def array_arg(
+    name: str, dtype: Element, shape: Sequence[int], strides: Sequence[int] | None = None, wide: bool = False
+) -> ArrayArg:
     """The class an aligned array of `shape` falls into; `strides`, in elements, are those of a contiguous one if None.
 
     The rules are those of `cuda.tile` 1.7 at a launch. Raises ValueError for strides of another rank than the shape.
@@ -78,6 +81,7 @@ def array_arg(name: str, dtype: Element, shape: Sequence[int], strides: Sequence
         lengths=tuple("1" if n == 1 else "16" if n % 16 == 0 else "any" for n in shape),
         strides=tuple("1" if s == 1 else "16" if s * size % 16 == 0 else "any" for s in strides),
         overlaps=_overlaps(shape, strides),
+        wide=wide,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from ssdgen.ir.expr import ONE, Apply, Axes, Expr, Ref, is_per_token
 from ssdgen.ir.recurrence import DecayKind, OutputForm, Recurrence
+from ssdgen.ir.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class ChunkForm:
-    """The chunked form of a recurrence; see the module's docstring for the formula its fields fill in."""
+    """The chunked form of a recurrence; see the module's docstring for the formula its fields fill in. `step` is the same
+    for one token, where nothing is summed."""
 
     recurrence: Recurrence
     decays: tuple[Decay, ...]
@@ -106,6 +108,7 @@ class ChunkForm:
     scores: tuple[Score, ...]
     reads: tuple[Read, ...]
     outputs: tuple[OutputForm, ...]
+    step: Step
 
     def decay(self, name: str) -> Decay:
         """The decay called `name`; KeyError if there is none."""
@@ -156,7 +159,7 @@ class ChunkForm:
         for o in self.outputs:
             lines.append(f"{o.name} = {o.value}")
             lines += [f"  when {g.tensor}: {o.name} = {g.value}" for g in o.gates]
-        return "\n".join(lines)
+        return "\n".join([*lines, "", "one token:", str(self.step)])
 
     def _sum(self, decay: str, token: str) -> str:
         """The running sum of a decay up to and including a token."""

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.expr import Axes, Expr, Ref
 from ssdgen.ir.schedule import PlanName, Product, Side
+
+if TYPE_CHECKING:
+    from ssdgen.ir.portable import Portable, PortableStep
 
 KEY = "t'"
 """The time axis of the tokens that are looked back at: scores have axes (time, KEY)."""
@@ -30,14 +33,17 @@ SEGMENTS = "segment'"
 TILE_OPS: dict[str, int] = {"float32": 1, "where": 3, "ge": 2, "gt": 2, "lt": 2, "eq": 2, "and": 2}
 """Operations that occur in plans only, beside those of `ssdgen.ir.expr.OPS`."""
 
-Role = Literal["input", "initial", "workspace", "table", "output", "final", "scalar", "constant", "flag"]
+Role = Literal[
+    "input", "initial", "workspace", "table", "output", "final", "state", "kept", "slots", "scalar", "constant", "flag"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter of a kernel.
 
-    Arrays (input, initial state, workspace, table of packed sequences, output, final state) have `axes`, in the order of
+    Arrays (input, initial state, workspace, table of packed sequences, output, final state; of steps the `state` that is
+    updated in place, what it is before each token, `kept`, and the `slots` of a pool) have `axes`, in the order of
     the array's dimensions, and a `dtype`: a fixed one, or `like NAME` for that of an input. `scalar` is a number passed at
     run time (f32 or i32), `constant` an int and `flag` a bool that specialise the kernel. `argument` is the layer's name for
     what the host passes, a workspace, a config field, or what a flag asks for; with `per_head` that tensor is passed with
@@ -71,7 +77,8 @@ class Slot:
 class Load:
     """target = the tile of `array` at `slots`, zero outside the array; `cast` widens it to float32 at once.
 
-    `order` are the array's dimensions in the order of `slots`, where that is not their own.
+    `order` are the array's dimensions in the order of `slots`, where that is not their own. `whole` is the flag that says
+    that no tile of a kernel sticks out of its array, if the kernel has that: it then moves tiles without TMA.
     """
 
     target: Ref
@@ -80,6 +87,7 @@ class Load:
     latency: str | None = None
     cast: bool = False
     order: tuple[int, ...] = ()
+    whole: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +149,23 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """array[slots] = value, rounded to the array's dtype; what lies outside the array is dropped."""
+    """array[slots] = value, rounded to the array's dtype; what lies outside the array is dropped. `whole` is as in Load."""
 
     array: str
     slots: tuple[Slot, ...]
     value: Expr
     axes: Axes
     latency: str | None = None
+    whole: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """target = value, rounded to the dtype of `array`."""
+
+    target: Ref
+    value: Ref
+    array: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +177,7 @@ class When:
     otherwise: tuple[Statement, ...] = ()
 
 
-Statement = Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Store | When
+Statement = Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Round | Store | When
 
 
 def flattened(statements: Iterable[Statement]) -> Iterator[Statement]:
@@ -254,6 +272,18 @@ class WalkKernel(Kernel):
     after: tuple[tuple[str, tuple[Statement, ...]], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StepKernel(Kernel):
+    """Tokens one by one, with a tile of every state in registers; a block that has no slot to read does nothing.
+
+    `before` runs once, `token` for each token, and `after` stores the states if there is a slot to write.
+    """
+
+    before: tuple[Statement, ...]
+    token: tuple[Statement, ...]
+    after: tuple[Statement, ...]
+
+
 AnyKernel = TokenKernel | GroupKernel | StateKernel | OutputKernel | WalkKernel
 
 
@@ -266,74 +296,6 @@ class Workspace:
     shape: tuple[str, ...]
     dtype: str
     doc: str
-
-
-@dataclass(frozen=True, slots=True)
-class Einsum:
-    """target = sum of the product of `factors` over every axis that the target lacks. Portable path only."""
-
-    target: Ref
-    factors: tuple[Expr, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """target = the tokens of the chunk at hand of `source`. Portable path only."""
-
-    target: Ref
-    source: Ref
-
-
-@dataclass(frozen=True, slots=True)
-class Shift:
-    """target = `source` one token later, zero at the first. Portable path only."""
-
-    target: Ref
-    source: Ref
-
-
-PortableStatement = Let | Cumsum | Last | Einsum | Slice | Shift
-
-
-@dataclass(frozen=True, slots=True)
-class PortableInput:
-    """An input on the portable path: passed with `array_axes`, brought to `axes`, in which groups are expanded to heads."""
-
-    name: str
-    array_axes: Axes
-    axes: Axes
-    grouped: bool
-    per_token: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PortableOutput:
-    """An output of one chunk: `body` computes `value`, each of `gates` changes it if its optional input is there.
-
-    `pieces` is the list of chunks; `axes` are those of the array that is returned.
-    """
-
-    name: str
-    pieces: str
-    body: tuple[PortableStatement, ...]
-    gates: tuple[tuple[str, tuple[PortableStatement, ...]], ...]
-    value: Ref
-    axes: Axes
-
-
-@dataclass(frozen=True, slots=True)
-class Portable:
-    """The chunked form in plain torch, a loop over chunks; `sizes` and `indices` are the axes whose length or positions it
-    uses: `tokens` once for all tokens, `chunk` for each chunk, then the
-    outputs, then `advance` moves the states (carried under their own names) to the chunk's end."""
-
-    inputs: tuple[PortableInput, ...]
-    sizes: Axes
-    indices: Axes
-    tokens: tuple[PortableStatement, ...]
-    chunk: tuple[PortableStatement, ...]
-    outputs: tuple[PortableOutput, ...]
-    advance: tuple[PortableStatement, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +334,19 @@ class Knob:
 
 
 @dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One-token steps: kernels in launch order, the fields of the emitted StepConfig, and the portable form.
+
+    `refused` says why there is nothing of that; without kernels alone, it is for the reason that the Plan has none.
+    """
+
+    kernels: tuple[StepKernel, ...] = ()
+    knobs: tuple[Knob, ...] = ()
+    portable: PortableStep | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All that a module is printed from.
 
@@ -384,5 +359,6 @@ class Plan:
     workspaces: tuple[Workspace, ...]
     knobs: tuple[Knob, ...]
     portable: Portable
+    step: StepPlan
     leader: str
     refused: str = field(default="")

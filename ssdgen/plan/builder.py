@@ -19,6 +19,7 @@ from ssdgen.ir.plan import (
     Magnitude,
     Parameter,
     Role,
+    Round,
     Slot,
     Statement,
     Store,
@@ -30,7 +31,21 @@ from ssdgen.plan.lower import float32, fold
 from ssdgen.plan.names import Names
 
 LOCALS = frozenset(
-    {"batch", "head", "chunk", "chunks", "heads", "length", "token", "valid", "block", "end", "head_index", "segment"}
+    {
+        "batch",
+        "head",
+        "chunk",
+        "chunks",
+        "heads",
+        "length",
+        "token",
+        "valid",
+        "block",
+        "end",
+        "head_index",
+        "segment",
+        "into",
+    }
     | {"sequence", "lane", "slot", "origin", "last", "row", "start", "stop", "before", "place", "_"}
 )
 
@@ -45,7 +60,8 @@ class Unsupported(Exception):
 @dataclass
 class KernelBuilder:
     """Builds the parts of one kernel. `place` says how an axis of an array is cut: index and extent, 1 if one element;
-    `places` where that differs for arrays of one role. `latencies` is the knob that latency hints come from.
+    `places` where that differs for arrays of one role. `latencies` is the knob that latency hints come from, `whole` the
+    flag of loads and stores that says whether tiles stick out of arrays, if the kernel has one.
 
     `order` is the order in which tile axes lie unless something else is asked for. Inside a loop, `hoist` names the axis
     that changes from turn to turn and the section before the loop: loads and lets without that axis go there. `known` are
@@ -58,6 +74,7 @@ class KernelBuilder:
     order: Axes
     places: dict[str, dict[str, Slot]] = field(default_factory=dict)
     latencies: str = "latency"
+    whole: str = ""
     parameters: dict[str, Parameter] = field(default_factory=dict)
     position: list[str] = field(default_factory=list)
     known: dict[str, Ref] = field(default_factory=dict)
@@ -118,7 +135,8 @@ class KernelBuilder:
         if key not in self.known:
             axes = self.parameters[parameter].axes
             target = Ref(self.names.of("tile", f"{parameter}_tile"), self.tile_axes(axes))
-            self.section(section, target.axes).append(Load(target, parameter, self.slots(parameter), latency))
+            load = Load(target, parameter, self.slots(parameter), latency, whole=self.whole)
+            self.section(section, target.axes).append(load)
             self.known[key] = target
         return self.known[key]
 
@@ -254,8 +272,10 @@ class KernelBuilder:
 
 def _operands(statement: Statement) -> tuple[Expr, ...]:
     match statement:
-        case Let(value=value) | Cumsum(value=value) | Last(value=value) | Magnitude(value=value) | Store(value=value):
-            return (value,)
+        case Let() | Cumsum() | Last() | Magnitude() | Store():
+            return (statement.value,)
+        case Round(target=target, value=value):
+            return (value, target)
         case Dot(factors=factors, accumulator=accumulator):
             return (*factors, accumulator)
         case Load() | Zeros() | When():
@@ -286,5 +306,5 @@ def _map(statement: Statement, widened: set[str], rule: Callable[[Expr], Expr | 
         case When(body=body, otherwise=otherwise):
             mapped = (tuple(_map(s, widened, rule) for s in part) for part in (body, otherwise))
             return When(statement.flag, *mapped)
-        case Last() | Magnitude() | Zeros():
+        case Last() | Magnitude() | Round() | Zeros():
             return statement

@@ -22,9 +22,11 @@ from ssdgen.ir.plan import (
     OutputKernel,
     Parameter,
     Plan,
+    Round,
     Slot,
     StateKernel,
     Statement,
+    StepKernel,
     Store,
     TokenKernel,
     WalkKernel,
@@ -50,6 +52,10 @@ def describe(plan: Plan) -> str:
     for kernel in plan.kernels:
         lines += ["", *_kernel(kernel)]
     lines += ["", "launches", f"  {', '.join(_launched(k) for k in plan.kernels)}"]
+    if plan.step.kernels:
+        lines += ["", "knobs of a step", *_columns((k.name, _defaults(k), k.doc) for k in plan.step.knobs)]
+    for step in plan.step.kernels:
+        lines += ["", *_kernel(step)]
     return "\n".join(lines)
 
 
@@ -57,7 +63,7 @@ def _launched(kernel: AnyKernel) -> str:
     return f"{kernel.name} if {kernel.condition}" if isinstance(kernel, GroupKernel) else kernel.name
 
 
-def _kernel(kernel: AnyKernel) -> Iterator[str]:
+def _kernel(kernel: AnyKernel | StepKernel) -> Iterator[str]:
     yield f"kernel {kernel.name}, blocks: {' x '.join(map(_host, kernel.grid))}"
     yield from (f"  {line}" for line in wrap(kernel.doc, WIDTH))
     arrays = ", ".join(_array(p) for p in kernel.parameters if p.is_array)
@@ -79,6 +85,12 @@ def _kernel(kernel: AnyKernel) -> Iterator[str]:
             yield from (f"    {_named(a)} = 0" for a in kernel.accumulators)
             yield from _statements((*kernel.contract, *kernel.combine, *kernel.outputs, *kernel.advance), "    ")
             yield from _after(kernel.after)
+        case StepKernel():
+            yield from _statements(kernel.before)
+            yield "  for token of length"
+            yield from _statements(kernel.token, "    ")
+            yield "  if into >= 0"
+            yield from _statements(kernel.after, "    ")
         case OutputKernel():
             yield from (
                 ["  as many blocks as the GPU holds, each of which takes these in turn"] if kernel.places else []
@@ -108,7 +120,7 @@ def _statements(statements: Iterable[Statement], indent: str = "  ") -> Iterator
             yield from _statements(statement.otherwise, f"{indent}  ")
 
 
-def _statement(statement: Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Store) -> str:
+def _statement(statement: Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Round | Store) -> str:
     match statement:
         case Load(target=target, array=array, slots=slots, latency=latency):
             return f"{_named(target)} = load {array}{_slots(slots)}" + (f"  {latency}" if latency else "")
@@ -120,6 +132,8 @@ def _statement(statement: Load | Zeros | Let | Cumsum | Last | Magnitude | Dot |
             return f"{_named(target)} = cumsum({_text(value)})"
         case Magnitude(target=target, value=value, over=over):
             return f"{_named(target)} = largest |{_text(value)}| over {over}"
+        case Round(target=target, value=value, array=array):
+            return f"{_named(target)} = {_text(value)} in the dtype of {array}"
         case Last(target=target, value=value):
             return f"{_named(target)} = last({_text(value)})"
         case Dot(target=target, factors=(left, right), over=over, accumulator=total, precision=precision):

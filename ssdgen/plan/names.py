@@ -22,7 +22,10 @@ RESERVED = frozenset(
         "log1p",
         "log_sigmoid",
         "load",
+        "load_direct",
+        "slot_at",
         "store",
+        "store_direct",
         "silu",
         "clamp",
         "LOG2E",
@@ -39,8 +42,13 @@ RESERVED = frozenset(
         "_rt",
         "_cut",
         "_packed",
+        "_step",
         "_tuned",
         "_portable",
+        "_portable_step",
+        "_step_kernels",
+        "StepConfig",
+        "STEP",
         "_three_kernel",
         "_segmented",
         "_single_walk",
@@ -54,7 +62,9 @@ RESERVED = frozenset(
 PACKED, SHARED = "PACKED", "SHARED"
 """The flags of kernels compiled for packed sequences, and for products of vectors that groups of heads share."""
 
-CONSTANT = re.compile("(CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE|WITH_.*|PACKED|SHARED)(?<!_)")
+CONSTANT = re.compile(
+    "(CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE|WITH_.*|PACKED|SHARED|INDEXED|KEPT|WHOLE)(?<!_)"
+)
 """Names of compile-time constants and flags, kept free for them."""
 
 
@@ -128,8 +138,14 @@ HOST_LOCALS = frozenset(
         "found",
         "shared",
         "stream",
+        "state_indices",
+        "write_indices",
+        "before",
+        "out",
+        "slots",
+        "whole",
     }
-    | {"chunk_cumsum", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}
+    | {"chunk_cumsum", "token_step", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}
 )
 """Names that the host functions of an emitted module use themselves, and of the kernels they launch."""
 

@@ -17,6 +17,7 @@ from ssdgen.plan.portable import portable
 from ssdgen.plan.segments import segment_kernel, segment_workspaces, walk_kernel
 from ssdgen.plan.shared import FIELD, group_kernel, group_workspaces, shared_scores
 from ssdgen.plan.states import entry_workspace, state_kernel
+from ssdgen.plan.step import step_plan
 from ssdgen.plan.tokens import token_kernel, workspaces
 
 SEGMENTS = "segments"
@@ -38,7 +39,8 @@ def plan(form: ChunkForm, config: Config | None = None) -> Plan:
         kernels, buffers = _kernels(form, config), _workspaces(form, config)
     except Unsupported as reason:
         refused = str(reason)
-    return Plan(form, config, kernels, buffers, _fields(config, kernels), portable(form, config), leader, refused)
+    step = step_plan(form, config, bool(kernels))
+    return Plan(form, config, kernels, buffers, _fields(config, kernels), portable(form, config), step, leader, refused)
 
 
 def _kernels(form: ChunkForm, config: Config) -> tuple[AnyKernel, ...]:

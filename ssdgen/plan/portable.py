@@ -9,20 +9,8 @@ from dataclasses import dataclass, field
 
 from ssdgen.ir.chunkform import ChunkForm, Decay, Read, Score
 from ssdgen.ir.expr import ONE, ZERO, Apply, Axes, Contract, Expr, Index, Ref, Size, axes_of, mul, rewrite
-from ssdgen.ir.plan import (
-    KEY,
-    Config,
-    Cumsum,
-    Einsum,
-    Last,
-    Let,
-    Portable,
-    PortableInput,
-    PortableOutput,
-    PortableStatement,
-    Shift,
-    Slice,
-)
+from ssdgen.ir.plan import KEY, Config, Cumsum, Last, Let
+from ssdgen.ir.portable import Einsum, Portable, PortableInput, PortableOutput, PortableStatement, Shift, Slice
 from ssdgen.plan.decays import Sums, decayed, grown
 from ssdgen.plan.lower import at_most_0, clamp_log2, fold, inline, retime, where
 from ssdgen.plan.names import host_scope
@@ -30,11 +18,13 @@ from ssdgen.plan.names import host_scope
 
 def portable(form: ChunkForm, config: Config) -> Portable:
     """The portable path of a chunk form."""
-    return _Builder(form, config).build()
+    return PortableBuilder(form, config).build()
 
 
 @dataclass
-class _Builder:
+class PortableBuilder:
+    """Builds the portable path; `order` is the order of the axes of everything that has no other."""
+
     form: ChunkForm
     config: Config
     tokens: list[PortableStatement] = field(default_factory=list)
@@ -53,24 +43,19 @@ class _Builder:
         self.sums: dict[str, Sums] = {}
 
     def build(self) -> Portable:
-        form, layer = self.form, self.layer
+        """The whole path."""
+        form = self.form
         for decay in form.decays:
             self.sums[decay.name] = self._decay(decay)
         scores = {s.name: self._score(s) for s in form.scores}
         for read in form.reads:
             self.known[read.name] = self._read(read, scores)
-        outputs = tuple(self._output(o.name) for o in form.outputs)
+        outputs = tuple(self.output(o.name) for o in form.outputs)
         advance: list[PortableStatement] = []
         for state in form.states:
             self._advance(advance, state.name)
-        inputs = []
-        for t in layer.inputs:
-            axes = dict(self.config.layouts).get(t.name, t.axes)
-            target = tuple(layer.shared(a) for a in t.axes)
-            order = tuple(sorted(target, key=self.order.index))
-            inputs.append(PortableInput(t.name, axes, order, target != t.axes, self.time in t.axes))
         return Portable(
-            tuple(inputs),
+            self.inputs(),
             tuple(self.sizes),
             tuple(self.indices),
             tuple(self.tokens),
@@ -79,7 +64,18 @@ class _Builder:
             tuple(advance),
         )
 
+    def inputs(self) -> tuple[PortableInput, ...]:
+        """The inputs, with the axes among `order` that their tensors have."""
+        inputs = []
+        for t in self.layer.inputs:
+            axes = tuple(a for a in dict(self.config.layouts).get(t.name, t.axes) if self.layer.shared(a) in self.order)
+            target = tuple(self.layer.shared(a) for a in axes)
+            order = tuple(sorted(target, key=self.order.index))
+            inputs.append(PortableInput(t.name, axes, order, target != axes, self.time in axes))
+        return tuple(inputs)
+
     def natural(self, axes: Axes) -> Axes:
+        """`axes` in the builder's order, without those that it lacks."""
         return tuple(a for a in self.order if a in axes)
 
     def value(self, section: list[PortableStatement], expr: Expr, lag: bool = False) -> Expr:
@@ -97,7 +93,7 @@ class _Builder:
                 case Ref(name=name) if name in {p.name for p in self.layer.params}:
                     return Ref(self.names.of("host", name))
                 case Ref():
-                    source = self._input(e, lag or bool(e.lag))
+                    source = self.source(e, lag or bool(e.lag))
                 case Size(axis=axis):
                     self.sizes.setdefault(axis)
                     return Ref(f"size_{axis}")
@@ -110,7 +106,8 @@ class _Builder:
 
         return rewrite(fold(expr), rule)
 
-    def _input(self, ref: Ref, lag: bool) -> Ref:
+    def source(self, ref: Ref, lag: bool) -> Ref:
+        """An input, with `lag` of the tokens before."""
         tensor = self.layer.tensor(ref.name)
         source = Ref(self.names.of("host", ref.name), self.natural(tuple(self.layer.shared(a) for a in tensor.axes)))
         if not lag or self.time not in source.axes:
@@ -140,7 +137,8 @@ class _Builder:
         section.append(Slice(target, source))
         return target
 
-    def _name(self, section: list[PortableStatement], name: str, value: Expr, axes: Axes | None = None) -> Ref:
+    def named(self, section: list[PortableStatement], name: str, value: Expr, axes: Axes | None = None) -> Ref:
+        """Append name = value; its Ref."""
         target = Ref(self.names.of("value", name), self.natural(axes_of(value)) if axes is None else axes)
         section.append(Let(target, value))
         return target
@@ -149,9 +147,9 @@ class _Builder:
         if decay.kind == "none":
             return Sums(ZERO, ZERO, ZERO)
         token = Ref("token", (self.time,))
-        log2 = self._name(self.tokens, f"{decay.name}_log2", clamp_log2(self.value(self.tokens, decay.log2)))
+        log2 = self.named(self.tokens, f"{decay.name}_log2", clamp_log2(self.value(self.tokens, decay.log2)))
         if decay.kind == "constant":
-            through = self._name(self.chunk, f"{decay.name}_sum", mul(Apply("add", (token, ONE)), log2))
+            through = self.named(self.chunk, f"{decay.name}_sum", mul(Apply("add", (token, ONE)), log2))
             before: Expr = mul(token, log2)
         else:
             now = self._slice(self.chunk, log2)
@@ -176,18 +174,18 @@ class _Builder:
         column = retime(self.value(section, score.column, bool(score.lag)), time, KEY)
         inside = score.axis in axes_of(left)
         if left != ONE:
-            left = self._name(section, f"{score.decay}_left", left)
+            left = self.named(section, f"{score.decay}_left", left)
         product = Ref(self.names.of("product", f"{score.name}_product"), axes)
         section.append(Einsum(product, (vector, column, left) if inside else (vector, column)))
         weight = retime(self._weight(score.weight, section), time, KEY)
         value = mul(product, ONE if inside else left, weight)
-        return self._name(section, score.name, where(self._causal(score.at), value), axes)
+        return self.named(section, score.name, where(self._causal(score.at), value), axes)
 
     def _causal(self, at: int) -> Ref:
         key = f"causal {at}"
         if key not in self.known:
             mask = Apply("gt" if at == -1 else "ge", (Ref("token", (self.time,)), Ref("token", (KEY,))))
-            self.known[key] = self._name(self.chunk, "causal_before" if at == -1 else "causal", mask)
+            self.known[key] = self.named(self.chunk, "causal_before" if at == -1 else "causal", mask)
         return self.known[key]
 
     def _read(self, read: Read, scores: dict[str, Ref]) -> Ref:
@@ -210,9 +208,10 @@ class _Builder:
             within = Ref(self.names.of("value", f"{read.name}_within_{interaction.score}"), axes)
             section.append(Einsum(within, (score, row)))
             total = Apply("add", (total, within))
-        return self._name(section, read.name, total, axes)
+        return self.named(section, read.name, total, axes)
 
-    def _output(self, name: str) -> PortableOutput:
+    def output(self, name: str) -> PortableOutput:
+        """An output of what the chunk (or the step) has read."""
         form = next(o for o in self.form.outputs if o.name == name)
         declared = next(o for o in self.layer.outputs if o.name == name)
         body: list[PortableStatement] = []
@@ -240,7 +239,7 @@ class _Builder:
             lag = bool(term.lag)
             carry = mul(self._weight(term.weight, section), decayed(sums.end, sums.through, at_most_0))
             if axes_of(carry):
-                carry = self._name(section, "carry", carry)
+                carry = self.named(section, "carry", carry)
             column = self.value(section, term.column, lag)
             factors: tuple[Expr, ...] = (mul(carry, column),)
             if term.row is not None:

@@ -212,9 +212,8 @@ def output(parts: Parts, declared: Output) -> None:
         raise Unsupported(f"the output `{declared.name}` has the axis `{stray[0]}`")
     if row is not None and row not in declared.axes:
         raise Unsupported(f"the output `{declared.name}` lacks the axis `{row}` of another output")
-    tile = Ref(
-        builder.names.of("output", f"{declared.name}_tile"), _oriented(parts, (time,) if row is None else (time, row))
-    )
+    tile_axes = builder.tile_axes((time,) if row is None else (time, row))
+    tile = Ref(builder.names.of("output", f"{declared.name}_tile"), _oriented(parts, tile_axes))
     parts.outputs.append(Let(tile, widen(builder.tile(parts.outputs, form.value)), declared.value.span.line))
     builder.known[declared.name] = tile
     for gate in form.gates:
@@ -223,7 +222,8 @@ def output(parts: Parts, declared: Output) -> None:
     dtype = declared.dtypes[0] if declared.like is None else f"like {declared.like}"
     parameter = builder.declare(Parameter(declared.name, "output", declared.name, axes, dtype))
     latency = builder.latency(declared.name)
-    parts.outputs.append(Store(parameter, builder.slots(parameter), tile, builder.tile_axes(axes), latency))
+    slots, stored = builder.slots(parameter), builder.tile_axes(axes)
+    parts.outputs.append(Store(parameter, slots, tile, stored, latency, builder.whole))
 
 
 def _gate(builder: WalkBuilder, gate: Gate, tile: Ref) -> When:

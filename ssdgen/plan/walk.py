@@ -86,7 +86,7 @@ class WalkBuilder(KernelBuilder):
         axes = self.parameters[array].axes
         ordered = (*(a for a in axes if a not in target.axes), *target.axes)
         order = () if ordered == axes else tuple(axes.index(a) for a in ordered)
-        return Load(target, array, self.slots(array, ordered), order=order)
+        return Load(target, array, self.slots(array, ordered), order=order, whole=self.whole)
 
     def initial(self, state: ChunkState, target: Ref) -> When:
         """The state before the first token, in the order that it is carried in: zero unless the caller passes one."""

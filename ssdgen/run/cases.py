@@ -41,12 +41,12 @@ def portable_trials(plan: Plan, given: Mapping[str, int] | None = None) -> Itera
             yield Trial(f"{dtype} T={tokens}", resized(base, {layer.time: tokens}, dtype))
     for name in _can_be_zero(layer):
         yield Trial(f"f64 {name}=0", replace(base, dtype="f64", zero=frozenset({name}), seed=1))
-    yield from _left_out(layer, replace(base, dtype="f64", seed=2))
+    yield from left_out(layer, replace(base, dtype="f64", seed=2))
     narrow: tuple[Dtype, ...] = ("bf16", "f16")
     for dtype in narrow:
         if takes(layer, dtype):
             yield Trial(f"{dtype} T={chunk + 3}", replace(base, dtype=dtype, seed=3))
-    yield from _memories(replace(base, seed=4))
+    yield from memories(replace(base, seed=4))
 
 
 def kernel_trials(plan: Plan, given: Mapping[str, int] | None = None) -> Iterator[Trial]:
@@ -74,9 +74,9 @@ def kernel_trials(plan: Plan, given: Mapping[str, int] | None = None) -> Iterato
     yield Trial("T=0", resized(accurate, {layer.time: 0}), exact)
     for name in _can_be_zero(layer):
         yield Trial(f"{name}=0", replace(accurate, zero=frozenset({name})), exact)
-    for trial in _left_out(layer, accurate):
+    for trial in left_out(layer, accurate):
         yield replace(trial, config=exact)
-    for trial in _memories(accurate):
+    for trial in memories(accurate):
         yield replace(trial, config=exact)
     channels = [a for a in accurate.sizes if a not in _outer_axes(layer)]
     yield Trial("every channel axis 1", resized(accurate, dict.fromkeys(channels, 1)), exact)
@@ -119,7 +119,8 @@ def _other_ways(plan: Plan) -> Iterator[tuple[str, int]]:
     yield from (way for way in ways if way[0] in names)
 
 
-def _left_out(layer: Layer, case: Case) -> Iterator[Trial]:
+def left_out(layer: Layer, case: Case) -> Iterator[Trial]:
+    """Every input and initial state left out, all of them, every narrower form, and other scalars."""
     names = can_be_absent(layer)
     for name in names:
         yield Trial(f"no {name}", replace(case, absent=frozenset({name})))
@@ -138,9 +139,10 @@ def other_params(layer: Layer) -> dict[str, float]:
     return {p.name: values.get(p.default, 1.5 * p.default) for p in layer.params}
 
 
-def _memories(case: Case) -> Iterator[Trial]:
-    memories: tuple[Memory, ...] = ("slices", "transposed", "expanded", "surrounded")
-    for memory in memories:
+def memories(case: Case) -> Iterator[Trial]:
+    """The same values in awkward memory."""
+    kinds: tuple[Memory, ...] = ("slices", "transposed", "expanded", "surrounded")
+    for memory in kinds:
         yield Trial(f"{memory} memory", replace(case, memory=memory))
 
 

@@ -11,7 +11,7 @@ from ssdgen.ir.build import CompileRequest
 from ssdgen.ir.layer import Dtype, Layer
 from ssdgen.ir.plan import Plan, WalkKernel
 from ssdgen.run.inputs import DTYPES, takes
-from ssdgen.run.recorded import Call, record
+from ssdgen.run.recorded import Call, StepCall, record, record_step
 
 UNDECLARED_SIZE = 64
 
@@ -27,8 +27,8 @@ def compile_requests(
     """Every kernel that `module`, emitted from `plan`, launches for aligned inputs of `dtypes`, once an architecture.
 
     Shapes are those of the class that is used most: the declared sizes, a multiple of 16 tokens, one group; every optional
-    input once present and once absent; with `packed` those for packed sequences too, if the plan has any. A dtype that the
-    layer does not take gives nothing. `note` ends every label.
+    input once present and once absent; steps too; with `packed` those for packed sequences too, if the plan has any. A
+    dtype that the layer does not take gives nothing. `note` ends every label.
     """
     layer = plan.form.recurrence.layer
     found: dict[CompileRequest, list[str]] = {}
@@ -41,6 +41,8 @@ def compile_requests(
         for present, sequences in ways:
             for request in _launched(plan, module, dtype, present, sequences):
                 found.setdefault(replace(request, label=""), []).append(request.label)
+        for request in _stepped(plan, module, dtype, subsets):
+            found.setdefault(replace(request, label=""), []).append(request.label)
     labelled = [replace(request, label=f"{_common(labels)} {note}".strip()) for request, labels in found.items()]
     return tuple(replace(request, arch=arch) for arch in architectures for request in labelled)
 
@@ -69,6 +71,25 @@ def _launched(
     label = " ".join([dtype, *(f"with {name}" for name in present), *(["packed"] if packed else [])])
     call = Call(sizes, dtype, present, initial=True, packed=packed)
     return [launch.request for launch in record(module, call, config, label)]
+
+
+def _stepped(plan: Plan, module: ModuleType, dtype: Dtype, subsets: Iterable[tuple[str, ...]]) -> list[CompileRequest]:
+    """The kernels of one token with states of float32, for every set of optional inputs, and of a pool of slots with states of
+    bfloat16; and those of several tokens with the states before each kept."""
+    if not plan.step.kernels:
+        return []
+    layer = plan.form.recurrence.layer
+    sizes = _aligned(layer, 1)
+    calls = [
+        (StepCall(Call(sizes, dtype, present)), " ".join(f"with {name}" for name in present)) for present in subsets
+    ]
+    calls.append((StepCall(Call(sizes, dtype), "bf16", pooled=True), "bf16 states, slots"))
+    calls.append((StepCall(Call({**sizes, layer.time: 4}, dtype), keeps=True), "4 tokens, kept"))
+    return [
+        launch.request
+        for call, label in calls
+        for launch in record_step(module, call, label=f"{dtype} {label}".strip())
+    ]
 
 
 def _aligned(layer: Layer, tokens: int) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ ELEMENTS: dict[torch.dtype, Element] = {
     torch.float16: "f16",
     torch.float32: "f32",
     torch.int32: "i32",
+    torch.int64: "i64",
 }
 
 HINTS = ("occupancy", "num_ctas", "num_worker_warps")
@@ -61,13 +62,51 @@ class Call:
     packed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class StepCall:
+    """A call of `steps`, or with one token of `step`, up to the values of its tensors: `call` as for `forward`, the dtype of
+    the states, and whether they are a pool with an int32 index for each sequence. Where `keeps`, what they are before each
+    token is kept."""
+
+    call: Call
+    state: Dtype = "f32"
+    pooled: bool = False
+    keeps: bool = False
+
+
 def record(module: Any, call: Call, config: Any, label: str = "") -> tuple[Launch, ...]:
     """The launches of `call` with `config`, a Config of `module`, in their order. Nothing runs, no GPU is needed.
 
     Raises what `forward` raises: ValueError, TypeError or NotImplementedError for a call or Config it refuses.
     """
+    return _recorded(module, label, lambda: module.forward(**blank(module, call), config=config))
+
+
+def record_step(module: Any, step: StepCall, config: Any = None, label: str = "") -> tuple[Launch, ...]:
+    """The launches of a call of steps, as `record` has those of `forward`; `config` is a StepConfig."""
+    layer, sizes = module.LAYER, step.call.sizes
+    arguments = blank(module, step.call)
+    dtype, batch = DTYPES[step.state], sizes[layer.batch]
+    states = [torch.zeros([sizes[a] for a in axes], dtype=dtype) for axes in layer.states.values()]
+    if step.pooled:
+        arguments["state_indices"] = torch.arange(batch, dtype=torch.int32)
+    if step.keeps:
+        kept = tuple(s.unsqueeze(1).expand(-1, sizes[layer.time], *s.shape[1:]).contiguous() for s in states)
+        arguments["before"] = kept if len(kept) > 1 else kept[0]
+        return _recorded(module, label, lambda: module.steps(*states, **arguments, config=config))
+    if sizes[layer.time] != 1:
+        return _recorded(module, label, lambda: module.steps(*states, **arguments, config=config))
+    names = _argument_names(module)
+    for spec in layer.inputs:
+        if layer.time in spec.axes and names(spec.name) in arguments:
+            name = names(spec.name)
+            arguments[name] = arguments[name].squeeze(spec.axes.index(layer.time))
+    return _recorded(module, label, lambda: module.step(*states, **arguments, config=config))
+
+
+def _recorded(module: Any, label: str, call: Callable[[], Any]) -> tuple[Launch, ...]:
     with recording(module, label) as launches, torch.no_grad():
-        module.forward(**blank(module, call), config=config)
+        call()
     return tuple(launches)
 
 
@@ -148,7 +187,8 @@ def _arguments(kernel: Any, arguments: tuple[Any, ...]) -> Iterator[Argument]:
     parameters = inspect.signature(kernel._pyfunc).parameters
     for parameter, value in zip(parameters.values(), arguments, strict=True):
         if isinstance(value, torch.Tensor):
-            yield array_arg(parameter.name, ELEMENTS[value.dtype], tuple(value.shape), value.stride())
+            wide = "Int64" in str(parameter.annotation)
+            yield array_arg(parameter.name, ELEMENTS[value.dtype], tuple(value.shape), value.stride(), wide)
         elif "Constant" in str(parameter.annotation):
             yield ConstantArg(parameter.name, value)
         else:

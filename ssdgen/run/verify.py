@@ -26,6 +26,7 @@ from ssdgen.run.inputs import DTYPES, Case, Inputs, draw, in_order_of_equations
 from ssdgen.run.packing import packed_checks
 from ssdgen.run.peers import peer_checks
 from ssdgen.run.reference import reference
+from ssdgen.run.steps import Steps, step_checks
 
 GATES: tuple[Gate, ...] = ("portable", "emulation", "peer")
 """The gates that `verify` makes by default: those that need neither a GPU nor a compiler."""
@@ -57,6 +58,7 @@ def _checks(gate: Gate, plan: Plan, module: ModuleType, sizes: Mapping[str, int]
         for trial in portable_trials(plan, sizes):
             yield from run_trial(gate, plan, module, trial)
         yield from packed(gate, plan, module)
+        yield from stepped(gate, plan, module)
     elif gate == "peer":
         yield from peer_checks(plan.form.recurrence.layer, module.forward, gpu)
     elif gate in ("emulation", "hardware"):
@@ -68,6 +70,7 @@ def _checks(gate: Gate, plan: Plan, module: ModuleType, sizes: Mapping[str, int]
             for trial in kernel_trials(plan, sizes):
                 yield from run_trial(gate, plan, module, trial)
             yield from packed(gate, plan, module)
+            yield from stepped(gate, plan, module)
     else:
         raise ValueError(f"verify makes no {gate} checks")
 
@@ -90,6 +93,27 @@ def packed(gate: Gate, plan: Plan, module: ModuleType) -> Iterator[Check]:
         return expected(gate, plan, inputs, Trial("packed", case))
 
     return packed_checks(gate, plan, call, uncut, truth, "cuda" if gate == "hardware" else "cpu")
+
+
+def stepped(gate: Gate, plan: Plan, module: ModuleType) -> Iterator[Check]:
+    """The checks of one-token steps, through the portable path, the emulator or CUDA."""
+
+    def truth(inputs: Inputs, case: Case) -> dict[str, Expected]:
+        return expected("portable", plan, inputs, Trial("steps", case))
+
+    device = "cuda" if gate == "hardware" else "cpu"
+    return step_checks(Steps(gate, plan, module, running(gate, module), device), truth)
+
+
+def running(gate: Gate, module: ModuleType) -> Callable[[Callable[[], Any]], Any]:
+    """What runs a call of `module` where `gate` does, on poisoned memory."""
+
+    def run(call: Callable[[], Any]) -> Any:
+        here = emulated(module) if gate == "emulation" else nullcontext()
+        with one_thread(), torch.no_grad(), poisoned_memory(), here:
+            return call()
+
+    return run
 
 
 def run_trial(gate: Gate, plan: Plan, module: ModuleType, trial: Trial) -> list[Check]:

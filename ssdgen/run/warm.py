@@ -28,7 +28,7 @@ from ssdgen.files import make_folder
 from ssdgen.ir.build import CompileRequest
 from ssdgen.ir.layer import Dtype
 from ssdgen.run.load import load_file
-from ssdgen.run.recorded import Call, blank, record, takes_packed
+from ssdgen.run.recorded import Call, StepCall, blank, record, record_step, takes_packed
 from ssdgen.run.tune.compile import Compiler, cuda_tile_cache
 from ssdgen.run.tune.device import H200, Device, assumed, here
 from ssdgen.run.tune.remote import Died, Remote, serve
@@ -126,6 +126,9 @@ def warm(
         device = replace(device, arch=arch, name=f"a GPU of {arch} with {device.multiprocessors} multiprocessors")
     calls = list(calls_of(module, shapes, dtypes))
     requests = list(dict.fromkeys(r for call in calls for r in launched(module, call, device)))
+    requests += dict.fromkeys(
+        r for call in step_calls_of(module, shapes, dtypes) for r in stepped(module, call, device)
+    )
     kernels: list[Kernel] = []
     with Compiler(device.arch, jobs, cache, TIMEOUT) as compiler:
         for place, (answer,) in compiler.compiled([(request,) for request in requests]):
@@ -167,6 +170,31 @@ def calls_of(module: ModuleType, shapes: Sequence[Mapping[str, int]], dtypes: Se
             dtypes, subsets, _forms(module), (False, True), packed, near(sizes[layer.time])
         ):
             yield Call({**sizes, layer.time: tokens}, dtype, present, forms, initial, packs)
+
+
+def step_calls_of(
+    module: ModuleType, shapes: Sequence[Mapping[str, int]], dtypes: Sequence[Dtype]
+) -> Iterator[StepCall]:
+    """One call of `step` of every class for each shape, whose batch and heads it has: dtypes, optional inputs, forms of inputs
+    without a time axis, states of float32 and bfloat16, a state a sequence or int32 slots of a pool."""
+    layer = module.LAYER
+    if not hasattr(module, "StepConfig"):
+        return
+    optional = [i.name for i in layer.inputs if i.optional]
+    subsets = [s for n in range(len(optional) + 1) for s in itertools.combinations(optional, n)]
+    states: tuple[Dtype, ...] = ("f32", "bf16")
+    for shape in shapes or ({},):
+        sizes = {**_sizes(module, shape), layer.time: 1}
+        for dtype, present, forms, state, pooled in itertools.product(
+            dtypes, subsets, _forms(module), states, (False, True)
+        ):
+            yield StepCall(Call(sizes, dtype, present, forms), state, pooled)
+
+
+def stepped(module: ModuleType, call: StepCall, device: Device) -> tuple[CompileRequest, ...]:
+    """The kernels that a call of `step` would launch on `device`."""
+    with assumed(module, device):
+        return tuple(launch.request for launch in record_step(module, call))
 
 
 def near(tokens: int) -> tuple[int, ...]:

@@ -180,7 +180,11 @@ read_S[i] = 2^s[i] S . C[i]
   + sum_j score[i,j] x[j]
 
 y = read_S + D * x
-  when z: y = y * silu(z)"""
+  when z: y = y * silu(z)
+
+one token:
+S = 2^(A * step * 1.4426950408889634) S + step x (x) B
+read_S = S . C"""
     )
 
 

@@ -6,6 +6,7 @@ import ast
 from itertools import product
 
 import pytest
+import torch
 
 from ssdgen.derive import chunk_form, recurrence
 from ssdgen.diagnostics import Source
@@ -17,13 +18,14 @@ from ssdgen.resources import resource_dir
 from ssdgen.run.cases import Trial
 from ssdgen.run.inputs import Case
 from ssdgen.run.load import load
-from ssdgen.run.verify import run_trial
+from ssdgen.run.verify import run_trial, stepped
 from ssdgen.spec import load_source, read_layer
 
 WITH_KERNELS = ("mamba2", "retnet", "linear_attention", "simple_gla", "mlstm")
-MODULE_LINES, KERNEL_LINES = 545, 95
+MODULE_LINES, KERNEL_LINES = 715, 95
 """A module holds one text of each kernel, in which optional inputs, packed sequences, shared products and initial states are
-flags: longer than one without options, and far shorter than the 2^4 copies it stands for."""
+flags: longer than one without options, and far shorter than the 2^4 copies it stands for. About 170 lines of it are the
+steps: their kernel, two functions, the launch, the portable form."""
 
 
 def kernels(tree: ast.Module) -> list[ast.FunctionDef]:
@@ -32,7 +34,7 @@ def kernels(tree: ast.Module) -> list[ast.FunctionDef]:
 
 @pytest.mark.parametrize("name", WITH_KERNELS)
 def test_measures_of_a_hand_written_module(name: str) -> None:
-    """At most 545 lines a module, 95 a kernel; every parameter is used, every assignment read, no value named twice."""
+    """At most so many lines a module, and a kernel; every parameter is used, every assignment read, no value named twice."""
     text = (resource_dir("generated") / f"{name}.py").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MODULE_LINES
     for kernel in kernels(ast.parse(text)):
@@ -63,6 +65,18 @@ def test_refused_until_its_own_issue(name: str, reason: str) -> None:
         emit(planned)
     assert not planned.kernels
     assert "_portable(" in emit(planned, portable_only=True).text
+
+
+def test_a_step_without_kernels_is_portable_or_says_why_not() -> None:
+    """A decay over key channels is natural for one token; an input of the token before is in no state."""
+    gla = plan(chunk_form(recurrence(read_layer(load_source("gla")))))
+    assert gla.step.portable is not None
+    assert not gla.step.kernels
+    mamba3 = emit(plan(chunk_form(recurrence(read_layer(load_source("mamba3"))))), portable_only=True)
+    module = load(mamba3.name, package([mamba3]))
+    for function in (module.step, module.steps):
+        with pytest.raises(NotImplementedError, match=r"mamba3: no steps are emitted for .*reads the token before"):
+            function(torch.zeros(1))
 
 
 @pytest.mark.parametrize("name", WITH_KERNELS)
@@ -108,6 +122,8 @@ NAMES = [
     {"gate": "CHUNK", "key": "TILE_TOKEN", "query": "SCORES", "let": "head_tile", "state": "x", "output": "length"},
     {"gate": "decay_sum", "key": "column", "query": "causal", "let": "score", "state": "carry", "output": "vector"},
     {"gate": "dot", "key": "load", "query": "softplus_", "let": "sigmoid_", "state": "LOG2E", "output": "forward"},
+    {"gate": "whole", "key": "WHOLE", "query": "state_indices", "let": "steps", "state": "STEP", "output": "into"},
+    {"gate": "out", "key": "before", "query": "_step", "let": "slot", "state": "STEP_before", "output": "token_step"},
     {"gate": "float", "key": "S_entry", "query": "lambda_", "let": "step", "state": "S", "output": "lambda_tile"},
 ]
 
@@ -123,6 +139,7 @@ def test_names_never_collide(names: dict[str, str], dtype: str) -> None:
     checks = []
     for gate in ("portable", "emulation"):
         checks += run_trial(gate, module.plan, imported, trial)
+        checks += stepped(gate, module.plan, imported) if dtype == "f32" else []
     assert not [str(c) for c in checks if not c.passed]
 
 
