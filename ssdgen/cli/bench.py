@@ -59,7 +59,7 @@ ALL_PEERS = "TileGym,mamba_ssm,fla"
 
 @bench.callback()
 def bench_help(context: typer.Context) -> None:
-    """Measure the forward pass beside others on a GPU; draw the results."""
+    """Measure the forward pass and one-token steps beside others on a GPU; draw the results."""
     if context.invoked_subcommand is None:
         show(context.get_help())
 
@@ -161,6 +161,41 @@ def growth(
         document = measured(
             subject, CudaMeter(), environment(_command()), _effort(rounds, seconds, workers), winners,
             progress=step, save=save,
+        )  # fmt: skip
+    _finish(document, out, json)
+
+
+@bench.command()
+def decode(
+    shape: Shapes = None,
+    out: Out = None,
+    peers: Annotated[str, typer.Option(metavar="NAMES", help="mamba_ssm, FlashInfer, by commas; or none.")] = (
+        "mamba_ssm,FlashInfer"
+    ),
+    rounds: Rounds = 40,
+    seconds: Seconds = 120.0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """One token beside the steps of others, after how long a context, and on the CPU beside transformers."""
+    from ssdgen.run.bench.decode import PEERS, SHAPES
+    from ssdgen.run.bench.decode import decode as measured
+    from ssdgen.run.bench.environment import environment, need_gpu
+    from ssdgen.run.bench.measure import CudaMeter
+    from ssdgen.run.bench.ours import load_module, write_module
+
+    shapes, others = _shapes(shape, SHAPES), () if peers == "none" else several(peers, PEERS, "--peers")
+    longer = next((s for s in shapes if s.t != 1), None)
+    if longer is not None:
+        raise UserError(f"--shape {longer}: a step is one token, not {longer.t}", f"--shape {SHAPES[0]}")
+    need_gpu()
+    form, _ = pipeline.derive("mamba2")
+    module = load_module(write_module(form, pipeline.plan(form, {}).config), "mamba2")
+    save = _saver(out)
+    with progress("bench decode") as step:
+        document = measured(
+            module, CudaMeter(), environment(_command()), rounds, seconds, shapes=shapes, peers=others, progress=step,
+            save=save,
         )  # fmt: skip
     _finish(document, out, json)
 

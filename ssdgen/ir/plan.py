@@ -210,10 +210,15 @@ class TokenKernel(Kernel):
 
 @dataclass(frozen=True, slots=True)
 class GroupKernel(Kernel):
-    """Products of a chunk's tokens that the heads of a group share; launched if the host's `condition` holds."""
+    """Products of a chunk's tokens that the heads of a group share; launched if the host's `condition` holds.
+
+    `each` runs for each head of the group; `heads` are the arguments of its `range`. Only `each` reads workspaces.
+    """
 
     condition: str
     body: tuple[Statement, ...]
+    heads: str
+    each: tuple[Statement, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 A file is one `Document`, its fields by name; every row is one of the dataclasses here, its fields by name, `null` where
 something was not measured. Times are microseconds, sizes bytes, shapes strings (`batch,tokens,heads,groups,p,n`).
 
-    {"format": 1, "study": "forward" | "ablation" | "growth", "environment": {...}, "flushing": "...",
+    {"format": 1, "study": "forward" | "ablation" | "growth" | "decode", "environment": {...}, "flushing": "...",
      "rows": [Row, ...], "ratios": [Ratio, ...], "means": [Mean, ...], "scale": [Scale, ...],
      "techniques": [Technique, ...], "bends": [Bend, ...], "notes": ["...", ...]}
 
-A `forward` has rows, ratios, means and scale; an `ablation` techniques; a `growth` rows, ratios, scale and bends.
+A `forward` has rows, ratios, means and scale; an `ablation` techniques; a `growth` rows, ratios, scale and bends;
+a `decode` rows, ratios, means and scale.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Literal, TypeVar, get_args
 from ssdgen.diagnostics import UserError
 
 FORMAT = 1
-Study = Literal["forward", "ablation", "growth"]
+Study = Literal["forward", "ablation", "growth", "decode"]
 OURS, DEFAULT = "ours", "default"
 """Our family, and the name of what of it a user gets."""
 LOOP, ATTENTION = "token loop", "attention"
@@ -256,7 +257,7 @@ T = TypeVar("T")
 
 def read_document(path: Path) -> Document:
     """The document in a file. UserError if there is none, or of a format this version does not know."""
-    hint = "it is written by `ssdgen bench forward --out DIR`, and by `ablation` and `growth`"
+    hint = "it is written by `ssdgen bench forward --out DIR`, and by `ablation`, `growth` and `decode`"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
