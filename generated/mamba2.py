@@ -212,7 +212,7 @@ def segment_states(
 @ct.kernel
 def group_scores(
     B: ct.Array, C: ct.Array,
-    shared_scores: ct.Array, step: ct.Array, shared_score_own: ct.Array, shared_score_scaled: ct.Array,
+    shared_scores: ct.Array, shared_scores_own: ct.Array, shared_scores_scale: ct.Array,
     chunk_table: ct.Array,
     LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int], CHUNK: ct.Constant[int],
     TILE_N: ct.Constant[int],
@@ -229,7 +229,6 @@ def group_scores(
         lane, slot, chunk = 0, ct.bid(0), 0
         B, C = B.slice(1, start, stop), C.slice(1, start, stop)
     group_g = ct.bid(1)
-    heads = step.shape[1] // C.shape[2]
     token = ct.arange(CHUNK, dtype=ct.int32)
 
     C_tile = load(C, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_C)  # [L, N]
@@ -241,19 +240,17 @@ def group_scores(
     scores = ct.where(causal_before, scores, 0.0)  # [L, L]
     scores_scale = magnitude(scores, 0)  # [L]
     store(shared_scores, (lane, group_g, slot, 0), (1, 1, CHUNK, CHUNK), scores / scores_scale[None, :])
+    store(shared_scores_own, (lane, group_g, slot), (1, 1, CHUNK), scores_own)
+    store(shared_scores_scale, (lane, group_g, slot), (1, 1, CHUNK), scores_scale)
     await_previous()
-    for head in range(group_g * heads, (group_g + 1) * heads):
-        step_tile = load(step, (lane, head, slot), (1, 1, CHUNK))  # [L]
-        store(shared_score_own, (lane, head, slot), (1, 1, CHUNK), step_tile * scores_own)
-        store(shared_score_scaled, (lane, head, slot), (1, 1, CHUNK), step_tile * scores_scale)
 
 
 @ct.kernel
 def walk_out(
     x: ct.Array, B: ct.Array, C: ct.Array, D: ct.Array, z: ct.Array,
     S0: ct.Array,
-    S_left: ct.Array, S_part: ct.Array, shared_scores: ct.Array, shared_score_scaled: ct.Array, step: ct.Array,
-    shared_score_own: ct.Array, decay_sum: ct.Array,
+    S_left: ct.Array, S_part: ct.Array, shared_scores: ct.Array, shared_scores_scale: ct.Array,
+    shared_scores_own: ct.Array, decay_sum: ct.Array, step: ct.Array,
     segment_table: ct.Array,
     y: ct.Array,
     S_final: ct.Array,
@@ -305,26 +302,27 @@ def walk_out(
             scores = load(  # [L, L]
                 shared_scores, (lane, group_g, slot + chunk, 0), (1, 1, CHUNK, CHUNK), latency=LATENCY_SCORES
             ).astype(ct.float32)
-            score_scaled = load(shared_score_scaled, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
-            score_own = load(shared_score_own, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
+            scores_scale = load(shared_scores_scale, (lane, group_g, slot + chunk), (1, 1, CHUNK))  # [L]
+            scores_own = load(shared_scores_own, (lane, group_g, slot + chunk), (1, 1, CHUNK))  # [L]
         else:
             scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
             scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
             scores = ct.where(causal, scores, 0.0)  # [L, L]
-            score_scaled = load(step, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
+            scores_scale = ct.full((CHUNK,), 1.0, dtype=ct.float32)  # [L]
         read_S_carried = dot(C_tile, S_tile, read_S_carried, CARRIED)  # [L, P]
 
         # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
+        step_tile = load(step, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         x_tile = load(x, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_X)  # [L, P]
         decay_left = exp2(  # [L, L]: what is left of token j at token i, and at most 1 above the diagonal
             -ct.abs(decay_sum_tile[:, None] - decay_sum_tile[None, :])
         )
-        score = scores * decay_left * score_scaled[None, :]  # [L, L]
+        score = scores * decay_left * (step_tile * scores_scale)[None, :]  # [L, L]
         read_S = dot(score, x_tile, read_S_carried * exp2(decay_sum_tile)[:, None], INTRA)  # [L, P]
         if SHARED:
-            read_S = read_S + score_own[:, None] * ct.astype(x_tile, ct.float32)  # [L, P]
+            read_S = read_S + (scores_own * step_tile)[:, None] * ct.astype(x_tile, ct.float32)  # [L, P]
         # mamba2.ssd:24  y = S[t] . C + D * x
         y_tile = read_S + D_tile[None, :] * ct.astype(x_tile, ct.float32)  # [L, P]
         if WITH_Z:
@@ -334,7 +332,6 @@ def walk_out(
         store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), y_tile)
 
         # The state at the end of the chunk.
-        step_tile = load(step, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         carry = (  # [L]: what is left of a token's input at the end of the chunk
             step_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
         )
@@ -498,10 +495,10 @@ def _segmented(
         dtype=_rt.stored_scores(config.intra),
         device=x.device,
     )
-    # shared_score_own[b h t]: step times the score of a token with itself, which is not among the others
-    # shared_score_scaled[b h t]: step times the scale of a key: the largest of its scores, which those are divided by
-    shared_score_own, shared_score_scaled = torch.empty(
-        (2, cut.lanes, size_h, cut.slots * config.chunk if shared else 1), dtype=torch.float32, device=x.device
+    # shared_scores_scale[b g t]: the largest of a key's scores, which those are divided by
+    # shared_scores_own[b g t]: the score of a token with itself, which is not among the others
+    shared_scores_scale, shared_scores_own = torch.empty(
+        (2, cut.lanes, size_g, cut.slots * config.chunk if shared else 1), dtype=torch.float32, device=x.device
     ).unbind()
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
     S_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=x.device)
@@ -537,7 +534,7 @@ def _segmented(
             _rt.hinted(group_scores, config.occupancy_group_scores, config.warps_group_scores),
             (cut.lanes * cut.slots, size_g),
             (
-                B, C, shared_scores, step, shared_score_own, shared_score_scaled, cut.chunk_table, config.latency_C,
+                B, C, shared_scores, shared_scores_own, shared_scores_scale, cut.chunk_table, config.latency_C,
                 config.latency_B, _rt.PRECISION[config.scores], config.chunk, _rt.covering(size_n),
                 sequences is not None,
             ),
@@ -549,7 +546,7 @@ def _segmented(
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
             x, B, C, D, _rt.indexable(_rt.given(z, x)), _rt.given(S0, S_final), S_left, S_part, shared_scores,
-            shared_score_scaled, step, shared_score_own, decay_sum, cut.segment_table, y, S_final, cut.per_segment,
+            shared_scores_scale, shared_scores_own, decay_sum, step, cut.segment_table, y, S_final, cut.per_segment,
             config.latency_S, config.latency_C, config.latency_B, _rt.PRECISION[config.scores], config.latency_scores,
             _rt.PRECISION[config.carried], config.latency_x, _rt.PRECISION[config.intra], _rt.PRECISION[config.state],
             config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None, shared,

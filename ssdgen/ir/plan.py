@@ -210,15 +210,10 @@ class TokenKernel(Kernel):
 
 @dataclass(frozen=True, slots=True)
 class GroupKernel(Kernel):
-    """Products of a chunk's tokens that the heads of a group share; launched if the host's `condition` holds.
-
-    `each` runs for each head of the group; `heads` are the arguments of its `range`. Only `each` reads workspaces.
-    """
+    """Products of a chunk's tokens that the heads of a group share; launched if the host's `condition` holds."""
 
     condition: str
     body: tuple[Statement, ...]
-    heads: str
-    each: tuple[Statement, ...]
 
 
 @dataclass(frozen=True, slots=True)

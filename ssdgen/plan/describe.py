@@ -69,13 +69,8 @@ def _kernel(kernel: AnyKernel | StepKernel) -> Iterator[str]:
     arrays = ", ".join(_array(p) for p in kernel.parameters if p.is_array)
     yield from (f"  {line}".replace(GLUE, " ") for line in wrap(f"arrays: {arrays}", WIDTH, subsequent_indent="  "))
     match kernel:
-        case TokenKernel(body=body):
+        case TokenKernel(body=body) | GroupKernel(body=body):
             yield from _statements(body)
-        case GroupKernel(body=body, each=each, heads=heads):
-            yield from _statements(body)
-            if each:
-                yield f"  for head of {_host(heads)}"
-                yield from _statements(each, "    ")
         case StateKernel():
             yield from _statements(kernel.before)
             yield f"  for chunk of {_host(kernel.chunks)}"

@@ -14,7 +14,7 @@ from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, mul
 from ssdgen.ir.layer import Gate, Output
 from ssdgen.ir.plan import KEY, Dot, Let, Load, Parameter, Statement, Store, When, Zeros
 from ssdgen.plan.builder import Unsupported
-from ssdgen.plan.decays import Sums, decay_sums, decayed, grown, scalar_axes, scalar_name, weight_tile
+from ssdgen.plan.decays import Sums, decay_sums, decayed, grown, weight_tile
 from ssdgen.plan.lower import retime, where
 from ssdgen.plan.names import SHARED
 from ssdgen.plan.shared import (
@@ -23,10 +23,8 @@ from ssdgen.plan.shared import (
     product_key,
     product_name,
     reads_itself,
-    scores_of,
     scores_parameter,
     token_parameter,
-    weighed,
 )
 from ssdgen.plan.walk import WalkBuilder, widen
 
@@ -36,8 +34,7 @@ class Parts:
     """A kernel in the making: its builder, the axes its states share, and statements by section.
 
     `before` is what no loop of the kernel changes. A walk over chunks puts there what is the same in every chunk too.
-    `products` are by product; what is stored beside them, by score: `scaled` weights of keys, and the scores of tokens with
-    themselves that are kept apart (`own`).
+    `products`, their `scales` by key, and the scores of tokens with themselves that are kept apart (`own`), are by product.
     """
 
     builder: WalkBuilder
@@ -50,7 +47,7 @@ class Parts:
     outputs: list[Statement] = field(default_factory=list)
     accumulators: list[Ref] = field(default_factory=list)
     products: dict[str, Ref] = field(default_factory=dict)
-    scaled: dict[str, Ref] = field(default_factory=dict)
+    scales: dict[str, Ref] = field(default_factory=dict)
     own: dict[str, Ref] = field(default_factory=dict)
 
     @property
@@ -108,32 +105,23 @@ def _product(parts: Parts, score: Score, vector: Expr, target: Ref) -> None:
     time = builder.layer.time
     buffer = builder.declare(scores_parameter(builder.form, score))
     loads = [replace(builder.load_tile(buffer, target), latency=builder.latency("scores"), cast=True)]
+    scale = Ref(builder.names.fresh(f"{target.name}_scale"), (time,))
+    loads.append(_row_of(builder, score, "scale", scale))
+    parts.scales[product_key(score)] = scale
+    if reads_itself(builder.form, score):
+        own = Ref(builder.names.fresh(f"{target.name}_own"), (time,))
+        loads.append(_row_of(builder, score, "own", own))
+        parts.own[product_key(score)] = own
     here: list[Statement] = [Zeros(target), dot]
     if masked_once(builder.form, score):
         here.append(Let(target, where(builder.causal(parts.constant, score.at, target.axes), target)))
-    for made in scores_of(builder.form, score):
-        scaled = Ref(builder.names.fresh(f"{made.name}_scaled"), (time,))
-        parts.scaled[made.name] = scaled
-        loads.append(_row_of(builder, made, "scaled", scaled))
-        here.append(_unscaled(builder, made, scaled))
-        if reads_itself(builder.form, made):
-            parts.own[made.name] = Ref(builder.names.fresh(f"{made.name}_own"), (time,))
-            loads.append(_row_of(builder, made, "own", parts.own[made.name]))
+    here.append(Let(scale, ONE))
     parts.contract.append(When(builder.flag(SHARED, "shared"), tuple(loads), tuple(here)))
 
 
 def _row_of(builder: WalkBuilder, score: Score, what: str, target: Ref) -> Load:
     """Load what is stored for each token beside a shared product."""
     return builder.load_tile(builder.declare(token_parameter(builder.form, score, what)), target)
-
-
-def _unscaled(builder: WalkBuilder, score: Score, target: Ref) -> Statement:
-    """What stands for the scaled weights of keys beside a product that is not scaled."""
-    if not weighed(builder.form, score):
-        return Let(target, ONE)
-    name = scalar_name(builder.form.weight(score.weight))
-    axes = scalar_axes(builder.form, builder.config, name)
-    return builder.load_tile(builder.declare(Parameter(name, "workspace", name, axes, "f32")), target)
 
 
 def combine(parts: Parts, read: Read, carried: Ref) -> Ref:
@@ -166,19 +154,14 @@ def _own(parts: Parts, interaction: Interaction) -> list[Expr]:
     """What a token reads of itself, where shared scores leave that out."""
     builder = parts.builder
     score = builder.form.score(interaction.score)
-    if score.name not in parts.own:
+    own = parts.own.get(product_key(score))
+    if own is None:
         return []
-    own = mul(parts.own[score.name], ONE if weighed(builder.form, score) else _weight(parts, score))
+    weight = weight_tile(builder, parts.constant, parts.combine, builder.form.weight(score.weight))
     if interaction.row is None:
-        return [own]
+        return [mul(own, weight)]
     assert parts.row is not None
-    return [mul(own, widen(builder.row(parts.combine, interaction.row, parts.row)))]
-
-
-def _weight(parts: Parts, score: Score) -> Expr:
-    """The weight of each token that a score is multiplied by."""
-    builder = parts.builder
-    return weight_tile(builder, parts.constant, parts.combine, builder.form.weight(score.weight))
+    return [mul(own, weight, widen(builder.row(parts.combine, interaction.row, parts.row)))]
 
 
 def _oriented(parts: Parts, axes: Axes) -> Axes:
@@ -194,9 +177,9 @@ def _score(parts: Parts, score: Score, sums: Sums) -> Ref:
         if score.lag:
             raise Unsupported("an input of the token before")
         product = parts.products[product_key(score)]
-        scaled = parts.scaled.get(score.name, ONE)
-        weight = scaled if scaled != ONE and weighed(builder.form, score) else mul(_weight(parts, score), scaled)
-        value = mul(product, _left(parts, score, sums, product.axes), retime(weight, time, KEY))
+        weight = weight_tile(builder, parts.constant, parts.combine, builder.form.weight(score.weight))
+        scale = parts.scales.get(product_key(score), ONE)
+        value = mul(product, _left(parts, score, sums, product.axes), retime(mul(weight, scale), time, KEY))
         if not (parts.walks and masked_once(builder.form, score)):
             value = where(builder.causal(parts.constant, score.at, product.axes), value)
         if value == product:

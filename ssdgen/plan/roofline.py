@@ -315,10 +315,8 @@ class _Point:
 def _parts(kernel: AnyKernel) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
     """The statements of a kernel, and apart those that an output kernel repeats for every tile of the column axis."""
     match kernel:
-        case TokenKernel(body=body):
+        case TokenKernel(body=body) | GroupKernel(body=body):
             return body, ()
-        case GroupKernel(body=body, each=each):
-            return (*body, *each), ()
         case StateKernel():
             return (*kernel.before, *kernel.enter, *kernel.step, *_stores(kernel.after)), ()
         case OutputKernel():

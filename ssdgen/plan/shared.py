@@ -1,13 +1,9 @@
-"""The kernel `group_scores`: products of two tokens' vectors that all heads of a group share, computed once a group.
-
-They are stored over a scale of each key, in 16 bits where their reader rounds them anyway. What a reader weighs them by is
-stored beside them, with that scale in it: for each head, if the weight is one of each token and head.
-"""
+"""The kernel `group_scores`: products of two tokens' vectors that all heads of a group share, computed once a group."""
 
 from __future__ import annotations
 
 from ssdgen.ir.chunkform import ChunkForm, Score
-from ssdgen.ir.expr import ONE, Apply, Contract, Index, Ref, mul, walk
+from ssdgen.ir.expr import ONE, Apply, Contract, Index, Ref, walk
 from ssdgen.ir.plan import (
     KEY,
     Config,
@@ -22,7 +18,6 @@ from ssdgen.ir.plan import (
     Workspace,
     Zeros,
 )
-from ssdgen.plan.decays import load_scalar, scalar_name, stored_weight
 from ssdgen.plan.lower import inline, retime, where
 from ssdgen.plan.names import SHARED
 from ssdgen.plan.place import CHUNK_TABLE, chunk_position, declare_packed
@@ -65,7 +60,8 @@ def shared_scores(form: ChunkForm) -> tuple[Score, ...]:
 
 def masked_once(form: ChunkForm, score: Score) -> bool:
     """Whether the product of `score` can be zero already where no token may look: all that use it look as far."""
-    return group_of(form, score) is not None and len({s.at for s in scores_of(form, score)}) == 1
+    same = [s for s in form.scores if product_key(s) == product_key(score)]
+    return group_of(form, score) is not None and len({s.at for s in same}) == 1
 
 
 def scores_parameter(form: ChunkForm, score: Score) -> Parameter:
@@ -76,23 +72,12 @@ def scores_parameter(form: ChunkForm, score: Score) -> Parameter:
     return Parameter(name, "workspace", name, (layer.batch, group, layer.time, KEY), "scores")
 
 
-def weighed(form: ChunkForm, score: Score) -> bool:
-    """Whether the weight of `score` is one of each token and head, and so in what is stored beside the product."""
-    return stored_weight(form.recurrence.layer, form.weight(score.weight))
-
-
 def token_parameter(form: ChunkForm, score: Score, what: str) -> Parameter:
-    """A buffer [batch, group or head, time] beside the product's: `scaled` weights of a key, or a token's `own` score."""
+    """A buffer [batch, group, time] beside the product's: the `scale` of each key's scores, or a token's `own` score."""
     layer, group = form.recurrence.layer, group_of(form, score)
     assert group is not None
-    name = f"shared_{score.name}_{what}"
-    axes = (layer.batch, layer.head if weighed(form, score) else group, layer.time)
-    return Parameter(name, "workspace", name, axes, "f32")
-
-
-def scores_of(form: ChunkForm, score: Score) -> tuple[Score, ...]:
-    """The scores that are made of the product of `score`."""
-    return tuple(s for s in form.scores if product_key(s) == product_key(score))
+    name = f"shared_{product_name(form, score)}_{what}"
+    return Parameter(name, "workspace", name, (layer.batch, group, layer.time), "f32")
 
 
 def reads_itself(form: ChunkForm, score: Score) -> bool:
@@ -114,31 +99,26 @@ def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
     keys = retime(builder.column(body, score.column, score.axis), layer.time, KEY)
     target = Ref(builder.names.of("value", product_name(form, score)), (layer.time, KEY))
     body += [Zeros(target), Dot(target, (vector, keys), score.axis, target, builder.constant("scores"))]
-    rows: dict[str, Ref] = {}
+    rows: list[tuple[str, Ref]] = []
     if reads_itself(form, score):
         same = Apply("eq", (Ref("token", (layer.time,)), Ref("token", (KEY,))))
         itself = Contract(where(same, target), ONE, KEY)
-        rows["own"] = builder.name_value(body, f"{target.name}_own", itself, "of a token with itself")
+        rows.append(("own", builder.name_value(body, f"{target.name}_own", itself, "of a token with itself")))
     if masked_once(form, score):
         earlier = builder.causal(body, -1, target.axes)
         body.append(Let(target, where(earlier, target)))
     scale = Ref(builder.names.fresh(f"{target.name}_scale"), (KEY,))
     body.append(Magnitude(scale, target, layer.time))
-    rows["scaled"] = Ref(scale.name, (layer.time,))
+    rows.append(("scale", scale))
     buffer = builder.declare(scores_parameter(form, score))
     body.append(Store(buffer, builder.slots(buffer), Apply("div", (target, scale)), target.axes))
-    each: list[Statement] = []
-    for made in scores_of(form, score):
-        section = each if weighed(form, made) else body
-        weight = load_scalar(builder, each, scalar_name(form.weight(made.weight))) if weighed(form, made) else ONE
-        for what, value in rows.items():
-            array = builder.declare(token_parameter(form, made, what))
-            section.append(Store(array, builder.slots(array), mul(weight, value), (layer.time,)))
+    for what, value in rows:
+        array = builder.declare(token_parameter(form, score, what))
+        body.append(Store(array, builder.slots(array), value, value.axes))
     builder.constant("chunk")
     builder.constant(f"tile_{score.axis}", f"size_{score.axis}")
-    builder.finish(body, each)
+    builder.finish(body)
     token = ["token = ct.arange(CHUNK, dtype=ct.int32)"] if "token" in builder.used else []
-    per_group, heads = _heads(builder, group) if each else ((), "")
     return GroupKernel(
         name=f"group_{product_name(form, score)}",
         role=ROLE,
@@ -146,12 +126,10 @@ def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
         " group.",
         parameters=builder.ordered_parameters(),
         grid=("cut.lanes * cut.slots", f"size_{group}"),
-        position=(*chunk_position(builder), f"group_{group} = ct.bid(1)", *per_group, *token, *builder.position),
+        position=(*chunk_position(builder), f"group_{group} = ct.bid(1)", *token, *builder.position),
         occupancy=f"occupancy_{ROLE}",
         condition=SHARED.lower(),
         body=tuple(body),
-        heads=heads,
-        each=tuple(each),
     )
 
 
@@ -159,27 +137,13 @@ def group_workspaces(form: ChunkForm, score: Score) -> tuple[Workspace, ...]:
     """The buffers of the product of `score`, padded to whole chunks; of one row where heads are not to share."""
     parameter = scores_parameter(form, score)
     group = parameter.axes[1]
-    tokens = "cut.slots * config.chunk if shared else 1"
-    notes = {"own": "the score of a token with itself, which is not among the others"} if reads_itself(form, score) else {}
-    notes["scaled"] = "the scale of a key: the largest of its scores, which those are divided by"
+    shape = ("cut.lanes", f"size_{group}", "cut.slots * config.chunk if shared else 1")
+    notes = {"scale": "the largest of a key's scores, which those are divided by"}
+    if reads_itself(form, score):
+        notes["own"] = "the score of a token with itself, which is not among the others"
     rows = []
-    for made in scores_of(form, score):
-        weight = f"{form.weight(made.weight).value} times " if weighed(form, made) else ""
-        for what, note in notes.items():
-            buffer = token_parameter(form, made, what)
-            beside = ("cut.lanes", f"size_{buffer.axes[1]}", tokens)
-            rows.append(Workspace(buffer.name, buffer.axes, beside, "f32", weight + note))
+    for what, note in notes.items():
+        buffer = token_parameter(form, score, what)
+        rows.append(Workspace(buffer.name, buffer.axes, shape, "f32", note))
     doc = f"{product_key(score)} of each token and those before it in a chunk, over the key's scale"
-    shape = ("cut.lanes", f"size_{group}", tokens, "config.chunk")
-    return (Workspace(parameter.name, parameter.axes, shape, parameter.dtype, doc), *rows)
-
-
-def _heads(builder: WalkBuilder, group: str) -> tuple[tuple[str, ...], str]:
-    """The assignment of the number of heads a group, and the arguments of a `range` over those of this block's."""
-    layer = builder.layer
-    shared, grouped = (
-        next((p, p.axes.index(a)) for p in builder.parameters.values() if p.role == role and a in p.axes)
-        for role, a in (("workspace", layer.head), ("input", group))
-    )
-    lengths = (f"{p.name}.shape[{at}]" for p, at in (shared, grouped))
-    return (f"heads = {' // '.join(lengths)}",), f"group_{group} * heads, (group_{group} + 1) * heads"
+    return (Workspace(parameter.name, parameter.axes, (*shape, "config.chunk"), parameter.dtype, doc), *rows)
