@@ -5,20 +5,28 @@ Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdg
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import _cut
 from . import _runtime as _rt
 
 Tensors = tuple[Tensor | None, ...]
 INDEX_DTYPES = (torch.int32, torch.int64)
 STATE_DTYPES = (torch.float32, torch.bfloat16)
 MOST_KNOWN = 4096
+
+NARROW = (32, 4, 8)
+"""Tile, blocks a multiprocessor and warps a block for states of bfloat16."""
+
+FEW = (16, 4, 4)
+"""The same where the blocks of a module's own config are fewer than two a multiprocessor."""
 
 
 class Step:
@@ -90,8 +98,7 @@ def run(
         x if spec.default is None else _rt.expand(spec, x, size, states[0])
         for spec, x in zip(specs, inputs, strict=True)
     ]
-    config = step.config if config is None else config
-    if not isinstance(config, type(step.config)):
+    if config is not None and not isinstance(config, type(step.config)):
         expected = type(step.config).__name__
         raise TypeError(f"{layer.name}: `config` must be a {layer.name}.{expected}, got {type(config).__name__}")
     if not _rt.runs_kernels(states[0]):
@@ -99,7 +106,7 @@ def run(
     elif step.kernels is None:
         raise NotImplementedError(f"{layer.name}: no kernels are emitted for its steps; compute on the CPU")
     else:
-        outputs = _launched(step, call, expanded, size, config)
+        outputs = _launched(step, call, expanded, size, config or fitted(step.config, layer, states[0], size))
     return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -112,6 +119,27 @@ def _each(layer: _rt.Layer, name: str, given: Any, names: Sequence[str]) -> Tens
         expected = "a tensor" if len(names) == 1 else f"a tuple of {len(names)} tensors, for {', '.join(names)}"
         raise TypeError(f"{layer.name}: `{name}` must be {expected}, got {type(given).__name__} of {len(tensors)}")
     return tuple(tensors)
+
+
+def fitted(config: Any, layer: _rt.Layer, state: Tensor, size: Mapping[str, int]) -> Any:
+    """The `config` of a module, or what was faster on an H200: with states of bfloat16, or where its blocks would be too few
+    for the GPU."""
+    tiles = _tiles_of(config)
+    blocks = size[layer.batch] * size[layer.head]
+    for name in tiles:
+        blocks *= _rt.ceil_div(size[name.removeprefix("tile_")], getattr(config, name))
+    few = blocks < 2 * _cut.multiprocessors(state)
+    return _changed(config, tiles, *(FEW if few else NARROW)) if few or state.dtype == _rt.BF16 else config
+
+
+@functools.cache
+def _tiles_of(config: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(config) if f.name.startswith("tile_"))
+
+
+@functools.cache
+def _changed(config: Any, tiles: tuple[str, ...], tile: int, occupancy: int, warps: int) -> Any:
+    return replace(config, occupancy=occupancy, warps=warps, **dict.fromkeys(tiles, tile))
 
 
 def tile(most: int, size: int) -> int:

@@ -339,6 +339,7 @@ def token_step(
     WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """Tokens one by one, with a tile of C in registers; a sequence without a slot is left out."""
+    await_previous()
     heads = q.shape[2]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     p_tile = ct.bid(1)
@@ -386,6 +387,7 @@ def token_step_N(
     WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The state N after the tokens: written only when no block of the kernel before reads it any more."""
+    await_previous()
     heads = k.shape[2]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     length = f.shape[1]

@@ -75,7 +75,7 @@ def _launched(
 
 def _stepped(plan: Plan, module: ModuleType, dtype: Dtype, subsets: Iterable[tuple[str, ...]]) -> list[CompileRequest]:
     """The kernels of one token with states of float32, for every set of optional inputs, and of a pool of slots with states of
-    bfloat16; and those of several tokens with the states before each kept."""
+    bfloat16; and those of several tokens with the states before each kept. With the config of calls that fill a GPU."""
     if not plan.step.kernels:
         return []
     layer = plan.form.recurrence.layer
@@ -88,7 +88,7 @@ def _stepped(plan: Plan, module: ModuleType, dtype: Dtype, subsets: Iterable[tup
     return [
         launch.request
         for call, label in calls
-        for launch in record_step(module, call, label=f"{dtype} {label}".strip())
+        for launch in record_step(module, call, module.STEP.config, label=f"{dtype} {label}".strip())
     ]
 
 
