@@ -85,9 +85,10 @@ def run(
         _each(layer, "before", before, tuple(layer.states)), _each(layer, "out", out, tuple(layer.outputs)), several,
     )  # fmt: skip
     size = _checked(step, call, write is not None)
+    specs = (step.several if several else step.one).inputs
     expanded = [
         x if spec.default is None else _rt.expand(spec, x, size, states[0])
-        for spec, x in zip(layer.inputs, inputs, strict=True)
+        for spec, x in zip(specs, inputs, strict=True)
     ]
     if not _rt.runs_kernels(states[0]):
         outputs = _portable(step, call, expanded, size)

@@ -78,6 +78,11 @@ def exp2(exponent: Expr) -> Expr:
     return Const(1) if exponent == Const(0) else Apply("exp2", (exponent,))
 
 
+def decay_of(log2: Expr) -> Expr:
+    """What one token leaves of a state whose log2 decay is `log2`."""
+    return fold(exp2(clamp_log2(log2)))
+
+
 def at_most_0(expr: Expr) -> Expr:
     """min(expr, 0): a difference of running sums, which rounding can make positive."""
     return Apply("min", (expr, Const(0)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ssdgen.ir.chunkform import ChunkForm
-from ssdgen.ir.expr import ONE, Axes, Expr, Ref, mul
+from ssdgen.ir.expr import ONE, Axes, Const, Expr, Ref, mul
 from ssdgen.ir.plan import Config
 from ssdgen.ir.portable import AddProduct, Einsum, PortableStatement, PortableStep, Scale
 from ssdgen.ir.recurrence import Readout
 from ssdgen.ir.step import Move
 from ssdgen.plan.builder import Unsupported
-from ssdgen.plan.lower import clamp_log2, exp2
+from ssdgen.plan.lower import decay_of
 from ssdgen.plan.portable import PortableBuilder
 
 
@@ -67,8 +67,10 @@ class _StepBuilder(PortableBuilder):
 
     def _decay_of(self, body: list[PortableStatement], log2: Expr) -> Expr:
         """What a token leaves of a state, computed once for all states that decay alike."""
-        value = exp2(clamp_log2(self.value(body, log2)))
+        value = decay_of(self.value(body, log2))
         key = f"decay {value}"
-        if value != ONE and key not in self.known:
+        if isinstance(value, Const):
+            return value
+        if key not in self.known:
             self.known[key] = self.named(body, "decay", value)
-        return self.known.get(key, ONE)
+        return self.known[key]

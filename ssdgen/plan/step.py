@@ -13,13 +13,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ssdgen.ir.chunkform import ChunkForm
-from ssdgen.ir.expr import ONE, ZERO, Apply, Axes, Contract, Expr, Ref, is_per_token, mul
+from ssdgen.ir.expr import ONE, Apply, Axes, Const, Contract, Expr, Ref, is_per_token, mul
 from ssdgen.ir.plan import Config, Knob, Let, Parameter, Round, Slot, Statement, StepKernel, StepPlan, Store, When
 from ssdgen.ir.recurrence import Readout
 from ssdgen.ir.step import Move
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.config import DTYPES
-from ssdgen.plan.lower import clamp_log2, exp2, finite_on_padding, inline
+from ssdgen.plan.lower import decay_of, finite_on_padding, inline
 from ssdgen.plan.place import length_line
 from ssdgen.plan.portable_step import portable_step
 from ssdgen.plan.reads import Parts, output, shared_axes
@@ -208,7 +208,9 @@ def _read(builder: StepBuilder, token: list[Statement], read: Readout, tile: Exp
 
 def _move(builder: StepBuilder, token: list[Statement], move: Move, tile: Ref) -> Ref:
     """Append the move of a state, in float32: its decay is computed once for all states that have it."""
-    decay = builder.operand(token, exp2(clamp_log2(move.log2_decay)), "decay") if move.log2_decay != ZERO else ONE
+    decay = decay_of(move.log2_decay)
+    if not isinstance(decay, Const):
+        decay = builder.operand(token, decay, "decay")
     total: Expr = mul(decay, widen(tile))
     for term in move.terms:
         if term.lag:

@@ -29,6 +29,9 @@ LONG, ROUNDED = 64, 2e-2
 """Tokens with states of bfloat16, and how far off outputs and states may be after them. Each token rounds a state by 2^-9 at
 most; without any decay 64 such errors make 64^0.5 * 2^-9 = 1.6e-2 of the state, if they are independent."""
 
+NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""The dtypes of states."""
+
 Within = Callable[[Callable[[], Any]], Any]
 """Runs a call where a gate runs it: as it is, emulated, on poisoned memory."""
 
@@ -109,7 +112,7 @@ def step_checks(steps: Steps, truth: Truth) -> Iterator[Check]:
         yield from _walk(steps, trial, truth)
     base = Case({**sizes_for(steps.layer, TOKENS), steps.layer.batch: 3}, seed=5)
     yield from _rounded(steps, truth)
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in NAMES:
         yield from _several(steps, base, dtype)
         yield from _slots(steps, base, dtype)
     yield from _as_forward(steps, base)
@@ -162,12 +165,12 @@ def _rounded(steps: Steps, truth: Truth) -> Iterator[Check]:
     outputs = steps.walked(inputs, states, LONG)
     wanted = {name: replace(e, bound=ROUNDED) for name, e in truth(inputs, case).items()}
     wanted |= {s.name: replace(wanted[s.name], dtype=torch.bfloat16) for s in steps.layer.states}
-    yield from compare(steps.gate, f"states of bfloat16, {LONG} tokens", _named(steps, outputs, states), wanted)
+    yield from compare(steps.gate, f"steps, bf16 states, T={LONG}", _named(steps, outputs, states), wanted)
 
 
 def _several(steps: Steps, case: Case, dtype: torch.dtype) -> Iterator[Check]:
     """`steps` of k tokens is k calls of `step`, and a call repeated is the same call; `before` holds the states between."""
-    inputs, kind = steps.drawn(case), str(dtype).removeprefix("torch.")
+    inputs, kind = steps.drawn(case), NAMES[dtype]
     first = steps.entering(inputs, case, dtype)
     one = [s.clone() for s in first]
     between, outputs = [], []
@@ -180,16 +183,14 @@ def _several(steps: Steps, case: Case, dtype: torch.dtype) -> Iterator[Check]:
         kept = tuple(torch.full_like(s, math.nan).unsqueeze(1).repeat_interleave(TOKENS, 1) for s in first)
         before = kept if len(kept) > 1 else kept[0]
         found = steps.call("steps", moved, steps.among(inputs, 0, TOKENS), inputs, before=before)
-        yield _equal(
-            steps.gate, f"{TOKENS} steps at once are {TOKENS} steps, {kind}, {time}", [*found, *moved], [*every, *one]
-        )
+        yield _equal(steps.gate, f"steps at once are steps, {kind}, {time}", [*found, *moved], [*every, *one])
         wanted = [torch.stack(list(x), 1) for x in zip(*between, strict=True)]
-        yield _equal(steps.gate, f"the states before each token, {kind}, {time}", list(kept), wanted)
+        yield _equal(steps.gate, f"states before each token, {kind}, {time}", list(kept), wanted)
 
 
 def _slots(steps: Steps, case: Case, dtype: torch.dtype) -> Iterator[Check]:
     """Slots of a pool in any order: those that are not named, and the outputs of a sequence without one, stay bit for bit."""
-    inputs, kind = steps.drawn(case), str(dtype).removeprefix("torch.")
+    inputs, kind = steps.drawn(case), NAMES[dtype]
     tensors = steps.at(inputs, 0)
     alone = steps.entering(inputs, case, dtype)
     first = [s.clone() for s in alone]
@@ -198,7 +199,7 @@ def _slots(steps: Steps, case: Case, dtype: torch.dtype) -> Iterator[Check]:
         ("slots", torch.int32, (4, -1, 0), None),
         ("slots int64", torch.int64, (1, 3, 0), None),
         ("slots to write", torch.int64, (4, 1, -1), (2, -1, 3)),
-        ("one slot read by all", torch.int32, (2, 2, 2), (0, 4, 5)),
+        ("one slot for all", torch.int32, (2, 2, 2), (0, 4, 5)),
     ):
         where = {"state_indices": torch.tensor(reads, dtype=index, device=steps.device)}
         if writes is not None:
@@ -216,7 +217,7 @@ def _slots(steps: Steps, case: Case, dtype: torch.dtype) -> Iterator[Check]:
                 if read >= 0 and slot >= 0:
                     cache[slot, 1] = state[row]
         yield _equal(steps.gate, f"{name}, {kind}: every slot", caches, wanted_caches)
-        for what, got, absent in (("outputs", made, 0.0), ("outputs in `out`", list(out), -7.0)):
+        for what, got, absent in (("outputs", made, 0.0), ("in `out`", list(out), -7.0)):
             wanted = [y.clone() for y in wanted_outputs]
             for y in wanted:
                 for row, slot in enumerate(reads):
