@@ -50,15 +50,16 @@ def call(ends: list[int], inputs: dict[str, Tensor], chunk_size: int, **options:
 @pytest.mark.parametrize("channels", [5, 8, 19, 32, 128])
 @pytest.mark.parametrize(("tokens", "chunk_size"), [(119, 17), (128, 32)])
 def test_one_example(heads: int, channels: int, tokens: int, chunk_size: int) -> None:
-    """vLLM's test_mamba_chunk_scan_single_example; as there states are in float32, and what is compared is all of it."""
+    """vLLM's test_mamba_chunk_scan_single_example; the first and the last head are compared, all of their tokens."""
     for dtype in DTYPES:
         i = random_inputs(1, tokens, heads, channels, dtype)
         rows = {k: v if k == "A" else v[0] for k, v in i.items()}
         out, states = call([0, tokens], rows, chunk_size, state_dtype=torch.float32)
-        y, S = packed_loops([0, tokens], **rows)
+        some = [0, heads - 1]
+        y, S = packed_loops([0, tokens], **{k: v[some] if k == "A" else v[:, some] for k, v in rows.items()})
         assert (out.dtype, states.dtype) == (dtype, torch.float32)
-        near(out, y, BOUND[dtype])
-        near(states, S, 1e-5)
+        near(out[:, some], y, BOUND[dtype])
+        near(states[:, some], S, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
