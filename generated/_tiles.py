@@ -39,29 +39,6 @@ def store(
 
 
 @ct.function
-def load_direct(array: ct.Array, index: tuple[int, ...], shape: tuple[int, ...], whole: bool) -> ct.Tile:
-    """As `load`, without TMA; `whole` promises that the tile lies inside the array, so that nothing is compared."""
-    if whole:
-        tile = ct.load(array, index, shape, check_bounds=False, allow_tma=False)
-    else:
-        tile = ct.load(array, index, shape, padding_mode=ZERO, allow_tma=False)
-    return ct.reshape(tile, ct.static_eval(tuple(n for n in shape if n != 1)))
-
-
-@ct.function
-def store_direct(array: ct.Array, index: tuple[int, ...], shape: tuple[int, ...], tile: ct.Tile, whole: bool) -> None:
-    """As `store`, without TMA; `whole` as in `load_direct`."""
-    ct.store(array, index, ct.astype(ct.reshape(tile, shape), array.dtype), check_bounds=not whole, allow_tma=False)
-
-
-@ct.function
-def slot_at(slots: ct.Array, row: int, count: int) -> ct.Tile:
-    """The slot of a row of the batch; -1 if it has none of the `count` slots of its pool."""
-    slot = ct.load(slots, (row,), (1,)).item()
-    return ct.where((slot >= 0) & (slot < count), slot, -1)
-
-
-@ct.function
 def dot(left: ct.Tile, right: ct.Tile, total: ct.Tile, precision: int) -> ct.Tile:
     """total + left @ right on the tensor cores: left [M, K], right [K, N], total [M, N] in float32."""
     if precision == BF16:
@@ -106,7 +83,11 @@ def magnitude(x: ct.Tile, axis: int) -> ct.Tile:
 
 @ct.function
 def await_previous() -> None:
-    """Wait for what the kernel before wrote; the kernel behind may take up its position meanwhile."""
+    """Wait for what the kernel before wrote; the kernel behind may take up its position meanwhile.
+
+    Every kernel of a plan calls it, also one that reads nothing of the kernel before: who waits for that one has then waited
+    for both.
+    """
     ct.grid_dependency_control_launch_dependents()
     ct.grid_dependency_control_wait()
 

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from . import _cut, _packed, _step, _tuned
 from . import _runtime as _rt
-from ._tiles import await_previous, dot, load, load_direct, segment_at, slot_at, store, store_direct
+from ._direct import load_direct, slot_at, store_direct
+from ._tiles import await_previous, dot, load, segment_at, store
 
 LOG2E = math.log2(math.e)
 
@@ -207,7 +208,6 @@ def token_step(
     WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """Tokens one by one, with a tile of S in registers; a sequence without a slot is left out."""
-    await_previous()
     heads = q.shape[2]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     p_tile = ct.bid(1)
@@ -293,7 +293,8 @@ def _segmented(
     size_h, size_p, size_n, size_b, size_t = q.shape[2], v.shape[3], q.shape[3], q.shape[0], q.shape[1]
     q, k, v = (_rt.indexable(v) for v in (q, k, v))
     cut = _cut.cut(
-        size_b, size_t, config.chunk, config.segments, size_h * _rt.ceil_div(size_p, config.tile_p), sequences, v
+        size_b, size_t, config.chunk, config.segments, size_h * _rt.ceil_div(size_p, config.tile_p), size_n, sequences,
+        v,
     )
     stream = _rt.stream(v)
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero

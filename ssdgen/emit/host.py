@@ -122,10 +122,11 @@ class Host:
         inputs = tupled([self.host(t.name) for t in layer.inputs])
         scalars = tupled([f"float({self.host(p.name)})" for p in layer.params])
         initials = tupled([self.initial(s.name) for s in layer.states])
-        wanted, blocks = "1", "1"  # what is not cut into segments need not be counted
+        wanted, blocks, column = "1", "1", "1"  # what is not cut into segments need not be counted
         if plan.config.plan == "segmented":
             wanted = "config.segments"
             blocks = " * ".join((f"size_{layer.head}", *(g for g in plan.kernels[-1].grid if not g.startswith("cut."))))
+            column = f"size_{plan.form.states[0].column_axis}"
         sizes = f"size_{layer.batch}, size_{layer.time}, config.chunk"
         return {
             "kernels_call": ["LAYER", f"_{plan.config.plan}", "sequences", inputs, scalars, initials, "size", "config"],
@@ -135,7 +136,7 @@ class Host:
                 [self.host(t.name) for t in layer.inputs if layer.time in t.axes and not t.optional], "_rt.indexable(v)"
             ),
             "plan_sizes": self._sizes(list(plan.kernels)),
-            "cut": f"_cut.cut({sizes}, {wanted}, {blocks}, sequences, {self.host(plan.leader)})",
+            "cut": f"_cut.cut({sizes}, {wanted}, {blocks}, {column}, sequences, {self.host(plan.leader)})",
             "sharing": self._sharing(),
             "workspaces": self._workspaces(),
             "launches": [
@@ -241,6 +242,7 @@ class Host:
         texts = [g for k in kernels for g in k.grid] + [x for w in self._plan.workspaces for x in w.shape]
         texts += [f"size_{self._layer.batch} size_{self._layer.time} size_{self._layer.head}"]
         texts += [p.argument for k in kernels for p in k.parameters if p.argument.startswith("size_")]
+        texts += [f"size_{s.column_axis}" for s in self._plan.form.states if self._plan.config.plan == "segmented"]
         needed = dict.fromkeys(name for text in texts for name in re.findall(r"\bsize_(\w+)", text))
         layouts = dict(self._plan.config.layouts)
         arrays = [(self.host(t.name), layouts.get(t.name, t.axes)) for t in self._layer.inputs if t.required]

@@ -39,8 +39,19 @@ from ssdgen.plan import Unsupported, variant
 from ssdgen.plan.config import default_config, knobs
 from ssdgen.resources import resource_dir
 
-SUPPORT = ("_cut.py", "_packed.py", "_runtime.py", "_segments.py", "_step.py", "_tiles.py", "_tuned.py")
-"""Files that stand beside emitted modules, copied as they are."""
+SUPPORT = (
+    "_conv.py",
+    "_cut.py",
+    "_direct.py",
+    "_packed.py",
+    "_runtime.py",
+    "_segments.py",
+    "_step.py",
+    "_tiles.py",
+    "_tuned.py",
+    "causal_conv.py",
+)
+"""Files that stand beside emitted modules, copied as they are; `causal_conv.py` is for users, as the modules are."""
 
 TEMPLATES: dict[type[Kernel], str] = {
     TokenKernel: "chunk_cumsum.py.j2",
@@ -67,19 +78,19 @@ HELPERS = (
     "dot",
     "exp2",
     "load",
-    "load_direct",
     "log1p",
     "log_sigmoid",
     "magnitude",
     "segment_at",
     "sigmoid",
     "silu",
-    "slot_at",
     "softplus",
     "store",
-    "store_direct",
 )
 """What kernels call of `_tiles.py`."""
+
+DIRECT = ("load_direct", "slot_at", "store_direct")
+"""What kernels call of `_direct.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +121,8 @@ def emit(plan: Plan, portable_only: bool = False) -> ModuleSource:
     text = env.get_template("module.py.j2").render(
         doc=_module_doc(plan),
         kernels=kernels,
-        helpers=_helpers(kernels),
+        helpers=_called(HELPERS, kernels),
+        direct=_called(DIRECT, kernels),
         plan=plan,
         knobs=plan.knobs,
         configs=_configs(plan),
@@ -297,9 +309,9 @@ def _configs(plan: Plan) -> list[tuple[str, str]]:
     return out
 
 
-def _helpers(kernels: list[str]) -> list[str]:
+def _called(functions: tuple[str, ...], kernels: list[str]) -> list[str]:
     text = "\n".join(kernels)
-    return [h for h in HELPERS if re.search(rf"(?<![\w.]){h}\(", text)]
+    return [h for h in functions if re.search(rf"(?<![\w.]){h}\(", text)]
 
 
 def _module_doc(plan: Plan) -> str:

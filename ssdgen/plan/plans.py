@@ -54,7 +54,7 @@ def _kernels(form: ChunkForm, config: Config) -> tuple[AnyKernel, ...]:
             return (*first, *(state_kernel(form, config, s) for s in form.states), output_kernel(form, config))
         case "segmented":
             states = tuple(segment_kernel(form, config, s) for s in form.states)
-            return (*first, *shared, *states, walk_kernel(form, config, segmented=True))
+            return (*first, *states, *shared, walk_kernel(form, config, segmented=True))
         case "single_walk":
             return (*first, *shared, walk_kernel(form, config, segmented=False))
 

@@ -43,9 +43,9 @@ from ssdgen.ir.plan import (
 from ssdgen.plan.shapes import check_dtype, check_optional, input_dtype, sizes_of
 from ssdgen.plan.shared import FIELD
 
-SegmentRule = Callable[[int, int, int, int], tuple[int, int]]
-"""(wanted or 0, chunks of a sequence, walks, multiprocessors) -> (segments, chunks a segment). The one that calls go by at run
-time is `ssdgen.emit.support._segments.segments`, in a room above this one."""
+SegmentRule = Callable[[int, int, int, int, int], tuple[int, int]]
+"""(wanted or 0, chunks of a sequence, walks, columns of a state, multiprocessors) -> (segments, chunks a segment). The one
+that calls go by at run time is `ssdgen.emit.support._segments.segments`, in a room above this one."""
 
 LONGEST_COLUMN, SHORTEST_TILE = 256, 32
 """What a tile that holds a whole axis is at most and at least."""
@@ -199,7 +199,8 @@ class _Point:
             walk = next(k for k in plan.kernels if isinstance(k, WalkKernel))
             layer = plan.form.recurrence.layer
             walks = sizes[layer.batch] * sizes[layer.head] * prod(whole.times(walk).values())
-            count, per_segment = rule(int(knobs["segments"]), whole.chunks, walks, multiprocessors)
+            column = sizes[plan.form.states[0].column_axis]
+            count, per_segment = rule(int(knobs["segments"]), whole.chunks, walks, column, multiprocessors)
         flags = present | ({"shared"} if whole.shares() else frozenset())
         return replace(whole, flags=flags, segments=count, per_segment=per_segment)
 

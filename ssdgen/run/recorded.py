@@ -9,6 +9,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,19 +105,27 @@ def record_step(module: Any, step: StepCall, config: Any = None, label: str = ""
 
 
 def _recorded(module: Any, label: str, call: Callable[[], Any]) -> tuple[Launch, ...]:
+    with recording(module, label) as launches, torch.no_grad():
+        call()
+    return tuple(launches)
+
+
+@contextmanager
+def recording(module: Any, label: str = "") -> Iterator[list[Launch]]:
+    """Within it what `module` and its neighbours launch goes into the list, in order, and does not run."""
     launches: list[Launch] = []
 
     def note(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         signature = tuple(_arguments(kernel, arguments))
         options = kernel._compiler_options
         hints = tuple((name, int(v)) for name in HINTS if (v := getattr(options, name)) is not None)
-        request = CompileRequest(str(module.__file__), kernel._pyfunc.__name__, signature, hints, arch="", label=label)
+        function = kernel._pyfunc
+        request = CompileRequest(inspect.getfile(function), function.__name__, signature, hints, arch="", label=label)
         launches.append(Launch(request, grid))
 
     runtime = importlib.import_module("._runtime", module.__package__)
-    with runtime.launcher(note), torch.no_grad():
-        call()
-    return tuple(launches)
+    with runtime.launcher(note):
+        yield launches
 
 
 def blank(module: Any, call: Call) -> dict[str, Any]:

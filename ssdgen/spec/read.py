@@ -19,6 +19,10 @@ from ssdgen.spec.split import split
 from ssdgen.spec.states import declare_states, read_lets, read_states
 
 LANGUAGE = 1
+
+MODULES_BESIDE = ("causal_conv",)
+"""Modules for users that every package has besides those emitted from specs."""
+
 _REQUIRED = {
     "layer": ("E010", 'give it a name and a title, as in `layer mine "My layer"`'),
     "axes": ("E010", "name the axes of all tensors, as in `axes b t h p n`"),
@@ -123,13 +127,16 @@ def _layer(parsed: list[tuple[str, s.Parsed]], scope: Scope, source: Source) -> 
 
 
 def _check_layer_name(name: s.Word, scope: Scope) -> None:
-    """The module emitted for a layer has its name: Python must take it, and files that begin with `_` are the package's."""
+    """The module emitted for a layer has its name: Python must take it, and some files of the package have theirs."""
     if keyword.iskeyword(name.text):
         message = f"`{name.text}` is a word of Python, so no module can have that name"
         scope.problems.add("E024", name.span, message, f"`{name.text}_layer` is free")
     elif name.text.startswith("_"):
         message = "the name of a layer, and of its module, does not begin with `_`"
         scope.problems.add("E024", name.span, message, f"`{name.text.strip('_') or 'mine'}` is free")
+    elif name.text in MODULES_BESIDE:
+        message = f"`{name.text}` is a module that stands beside every emitted one"
+        scope.problems.add("E024", name.span, message, f"`{name.text}_layer` is free")
 
 
 def _find_roles(declared: list[s.Declare], updates: list[s.Assign], scope: Scope) -> None:

@@ -240,3 +240,17 @@ def test_rolling_back() -> None:
     (again,) = steps.call("steps", [state], steps.among(inputs, 3, 5), inputs)
     assert torch.equal(again, y[:, 3:])
     assert torch.equal(state, end)
+
+
+@both
+def test_what_is_kept_of_a_sequence_without_a_slot(gate: Gate) -> None:
+    """Its row of `before` stays as it is; the others hold the slots' states, in the dtype of the buffer."""
+    steps = steps_of(gate)
+    inputs = steps.drawn(Case(mamba2_sizes(t=2)))
+    pool = torch.randn(3, 4, 40, 24)
+    kept = torch.full((2, 2, 4, 40, 24), 7.0, dtype=torch.bfloat16)
+    where = {"state_indices": torch.tensor([-1, 2]), "before": kept}
+    first = pool[2].clone()
+    steps.call("steps", [pool], steps.among(inputs, 0, 2), inputs, **where)
+    assert torch.equal(kept[0], torch.full_like(kept[0], 7.0))
+    assert torch.equal(kept[1, 0], first.bfloat16())

@@ -153,21 +153,23 @@ def test_every_number_of_segments_gives_the_same_result(segments: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "chunks", "walks", "expected"),
+    ("wanted", "chunks", "walks", "column", "expected"),
     [
-        (0, 256, 32, (8, 32)),
-        (0, 32, 192, (1, 32)),
-        (0, 1, 4, (1, 1)),
-        (5, 7, 1, (4, 2)),
-        (9, 3, 1, (3, 1)),
-        (1, 7, 1, (1, 7)),
+        (0, 256, 32, 128, (8, 32)),
+        (0, 256, 32, 256, (4, 64)),
+        (0, 32, 192, 128, (1, 32)),
+        (0, 1, 4, 128, (1, 1)),
+        (5, 7, 1, 256, (4, 2)),
+        (9, 3, 1, 128, (3, 1)),
+        (1, 7, 1, 128, (1, 7)),
     ],
 )
-def test_segments_fill_the_gpu(wanted: int, chunks: int, walks: int, expected: tuple[int, int]) -> None:
-    """32 walks of 256 chunks are cut so that two blocks run on each of 132 multiprocessors; 192 walks are not cut."""
+def test_segments_fill_the_gpu(wanted: int, chunks: int, walks: int, column: int, expected: tuple[int, int]) -> None:
+    """32 walks of 256 chunks are cut so that two blocks run on each of 132 multiprocessors, or one where its state is wide;
+    192 walks are not cut."""
     linear = module(load_source("linear_attention").text)
     cut = importlib.import_module("._cut", linear.__package__)
-    assert cut.segments(wanted, chunks, walks, multiprocessors=132) == expected
+    assert cut.segments(wanted, chunks, walks, column, multiprocessors=132) == expected
 
 
 def test_a_plan_that_keeps_states_in_registers_says_how_much_it_can() -> None:

@@ -70,7 +70,7 @@ ALTERED: dict[str, tuple[Gate, str, str, str]] = {
     "no decay": ("emulation", "mamba2.py", "decay * ct.astype(S_tile, ct.float32)", "ct.astype(S_tile, ct.float32)"),
     "tiles that stick out pass for whole ones": ("emulation", "mamba2.py", "whole = ", "whole = True or "),
     "the read slot is written": ("emulation", "mamba2.py", "slot_at(write_indices", "slot_at(state_indices"),
-    "a slot that is to be left out": ("emulation", "_tiles.py", "(slot >= 0) & (slot < count), slot, -1", "slot < 0, 0, slot"),
+    "a slot that is to be left out": ("emulation", "_direct.py", "(slot >= 0) & (slot < count), slot, -1", "slot < 0, 0, slot"),
     "outputs of sequences without a slot": ("emulation", "_step.py", "else torch.zeros", "else torch.empty"),
     "the normaliser is written while others read it": (
         "emulation", "mlstm.py", "        if into >= 0:\n",

@@ -18,7 +18,7 @@ from ssdgen.run.load import load_file
 from ssdgen.run.recorded import Call, blank, record
 from ssdgen.run.tune.compile import Compiler, cuda_tile_cache
 from ssdgen.run.tune.device import H200
-from ssdgen.run.warm import calls_of, launched, module_path, near, warm
+from ssdgen.run.warm import calls_of, launched, module_path, near, step_calls_of, stepped, warm
 
 GENERATED = Path(__file__).resolve().parents[2] / "generated"
 SIZES = {"b": 2, "t": 4096, "h": 8, "g": 1, "p": 64, "n": 128}
@@ -54,6 +54,15 @@ def test_every_option_is_called(mamba2: ModuleType) -> None:
     assert {c.packed for c in calls} == {False, True}
     assert not any(c.packed for c in calls_of(mamba2, [{"b": 2}], ["bf16"])), "cu_seqlens is for a batch of 1"
     assert len(calls) == len({str(c) for c in calls})
+
+
+def test_steps_are_called_too(mamba2: ModuleType) -> None:
+    calls = list(step_calls_of(mamba2, [{"b": 1, "h": 4}], ["bf16"]))
+    assert {(c.state, c.pooled) for c in calls} == {(s, p) for s in ("f32", "bf16") for p in (False, True)}
+    assert {c.call.present for c in calls} == {(), ("z",)}
+    assert {dict(c.call.forms)["D"] for c in calls} == {0, 1, 2}
+    kernels = {r.kernel for r in stepped(mamba2, calls[-1], H200)}
+    assert kernels == {"token_step"}
 
 
 def test_what_a_call_of_any_length_launches_is_compiled(mamba2: ModuleType) -> None:

@@ -105,8 +105,11 @@ MOST_KNOWN = 4096
 def _checked(
     layer: _rt.Layer, values: Mapping[str, Any], states: Mapping[str, Any], scalars: Mapping[str, float]
 ) -> dict[str, int]:
-    """`_runtime.check`, once for calls that do not differ in what it looks at: it takes longer than a launch."""
-    found = _rt.signature(values, states, scalars)
+    """`_runtime.check`, once for calls that do not differ in what it looks at: it takes longer than a launch.
+
+    What torch.compile traces is checked as it is traced.
+    """
+    found = None if torch.compiler.is_compiling() else _rt.signature(values, states, scalars)
     if found is None:
         return _rt.check(layer, values, states, scalars)
     key = (id(layer), *found)

@@ -95,10 +95,11 @@ def launcher(launch: Launcher) -> Iterator[None]:
 
 
 def runs_kernels(x: Tensor) -> bool:
-    """Whether tensors where `x` is are computed by kernels, and not by the portable path."""
-    if torch.compiler.is_compiling():  # a launcher is no part of a compiled program
-        return x.is_cuda
-    return x.is_cuda or _LAUNCHER.get() is not None
+    """Whether tensors where `x` is are computed by kernels, and not by the portable path.
+
+    What torch.compile traces runs through no launcher: it cannot look at one.
+    """
+    return x.is_cuda or (not torch.compiler.is_compiling() and _LAUNCHER.get() is not None)
 
 
 def stream(x: Tensor) -> Any:

@@ -10,6 +10,9 @@ import functools
 BLOCKS = 2
 """Blocks of a walk that run on a multiprocessor at once."""
 
+WIDE = 128
+"""Columns of a state from which on a multiprocessor holds one walk only."""
+
 ALONE = 0.75
 """Time of a chunk where a block has a multiprocessor to itself, relative to where two share it."""
 
@@ -26,10 +29,10 @@ STATE_PROLOGUE = 8.0
 """The same as PROLOGUE, in chunks of a segment that only ends."""
 
 
-def segments(wanted: int, chunks: int, walks: int, multiprocessors: int) -> tuple[int, int]:
-    """(segments, chunks a segment) for `walks` walks of `chunks` chunks each: about as many segments as wanted, or if that
-    is 0 those that a model of the GPU finds fastest."""
-    count = min(wanted, chunks) if wanted else _fastest(chunks, walks, multiprocessors)
+def segments(wanted: int, chunks: int, walks: int, column: int, multiprocessors: int) -> tuple[int, int]:
+    """(segments, chunks a segment) for `walks` walks of `chunks` chunks each, with states of `column` columns: about as many
+    segments as wanted, or if that is 0 those that a model of the GPU finds fastest."""
+    count = min(wanted, chunks) if wanted else _fastest(chunks, walks * _halves(column), multiprocessors)
     per_segment = _ceil_div(chunks, max(1, count))
     return _ceil_div(chunks, per_segment), per_segment
 
@@ -53,6 +56,12 @@ def _cost(pieces: int, chunks: int, walks: int, multiprocessors: int) -> float:
         return walk
     states = STATE_CHUNK * (per + STATE_PROLOGUE) * _waves(walks * (pieces - 1), multiprocessors)
     return walk + states + JUMP * pieces
+
+
+def _halves(column: int) -> int:
+    """How many of the BLOCKS of a multiprocessor a walk counts for: a state of more columns than WIDE leaves no room beside
+    it."""
+    return 1 if column <= WIDE else BLOCKS
 
 
 def _waves(blocks: int, multiprocessors: int) -> float:

@@ -286,13 +286,15 @@ def _positions(
         index = at.data.to(torch.int64)
         inside = inside & (index >= 0) & (index < size)
         position = position + index * step
-    if not check_bounds and not bool(inside.all()):
-        raise Fault(f"{what} without check_bounds of an element outside {array.name}, of shape {array.sizes}")
+    outside = ~inside
     if mask is not None:
         wanted = as_tile(mask, f"the mask of {what}")
         if not is_boolean(wanted.dtype):
             raise Fault(f"the mask of {what} is boolean, not {wanted.dtype.name}")
         inside = inside & wanted.data
+        outside = outside & wanted.data
+    if not check_bounds and bool(outside.any()):
+        raise Fault(f"{what} without check_bounds of an element outside {array.name}, of shape {array.sizes}")
     if inside.shape != position.shape:
         raise Fault(f"{what}: a mask of shape {tuple(inside.shape)} for indices of shape {tuple(position.shape)}")
     return position, inside

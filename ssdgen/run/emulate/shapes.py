@@ -259,12 +259,6 @@ def assert_(condition: Tile, /, message: str | None = None) -> None:
         raise Fault(f"ct.assert_ failed: {message or ''}")
 
 
-@answers(ct.grid_dependency_control_wait)
-@answers(ct.grid_dependency_control_launch_dependents)
-def grid_dependency_control() -> None:
-    """Nothing: launches are emulated one after the other."""
-
-
 @answers(ct.print)
 @answers(ct.printf)
 def print_(*args: Any, **kwargs: Any) -> None:

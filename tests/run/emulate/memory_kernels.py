@@ -145,6 +145,12 @@ def gather_rows(x, rows, y):
 
 
 @ct.kernel
+def gather_masked(x, y, n):
+    i = ct.arange(8, dtype=ct.int32)
+    ct.scatter(y, i, ct.gather(x, i, mask=i < n, check_bounds=False), mask=i < n, check_bounds=False)
+
+
+@ct.kernel
 def scatter_rows(x, rows, y):
     r = ct.load(rows, (0,), (4,))
     c = ct.arange(8, dtype=ct.int32)

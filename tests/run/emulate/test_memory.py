@@ -185,6 +185,15 @@ def test_gather_pads_what_is_outside() -> None:
     assert (y[:, 6:] == -1).all()
 
 
+def test_a_mask_keeps_what_is_not_checked_inside() -> None:
+    """An element that the mask leaves out is not touched, so it may be outside; cuTile checks the others for nobody."""
+    x, y = torch.randn(6), torch.zeros(6)
+    launch(k.gather_masked, (1,), (x, y, 6))
+    assert torch.equal(x, y)
+    with pytest.raises(EmulationError, match=r"ct\.gather without check_bounds of an element outside x"):
+        launch(k.gather_masked, (1,), (x, y, 7))
+
+
 def test_scatter_leaves_out_what_is_outside_or_masked() -> None:
     x, y = torch.randn(4, 8), torch.zeros(5, 7)
     launch(k.scatter_rows, (1,), (x, torch.tensor([4, 0, 7, 2], dtype=torch.int32), y))

@@ -44,7 +44,7 @@ def test_a_candidate_is_cut_as_on_the_gpu_it_is_for(space: Space, call: Call) ->
     for estimate, multiprocessors in zip(found, (16, 132), strict=True):
         assert isinstance(estimate, Estimate)
         walks = long.sizes["b"] * long.sizes["h"] * -(-long.sizes["p"] // 64)
-        cuts.append(segments(0, long.sizes["t"] // 64, walks, multiprocessors)[0])
+        cuts.append(segments(0, long.sizes["t"] // 64, walks, long.sizes["n"], multiprocessors)[0])
         assert estimate.launches[-1].grid[1] == cuts[-1]
     assert cuts[0] < cuts[1]
 
