@@ -36,7 +36,8 @@ from torch import Tensor
 
 from . import _cut, _packed, _step, _tuned
 from . import _runtime as _rt
-from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, load_direct, magnitude, segment_at, silu, slot_at, store, store_direct
+from ._direct import load_direct, slot_at, store_direct
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, magnitude, segment_at, silu, store
 
 LOG2E = math.log2(math.e)
 
@@ -159,42 +160,6 @@ def chunk_cumsum(
 
 
 @ct.kernel
-def group_scores(
-    B: ct.Array, C: ct.Array,
-    shared_scores: ct.Array, shared_scores_own: ct.Array, shared_scores_scale: ct.Array,
-    chunk_table: ct.Array,
-    LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int], CHUNK: ct.Constant[int],
-    TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool],
-) -> None:
-    """Products of every token of one chunk with those that it reads, before any decay: the same for all heads of a
-    group.
-    """
-    await_previous()
-    chunks = ct.cdiv(C.shape[1], CHUNK)
-    batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
-    lane, slot = batch, chunk
-    if PACKED:
-        batch, start, stop = chunk_at(chunk_table, ct.bid(0))
-        lane, slot, chunk = 0, ct.bid(0), 0
-        B, C = B.slice(1, start, stop), C.slice(1, start, stop)
-    group_g = ct.bid(1)
-    token = ct.arange(CHUNK, dtype=ct.int32)
-
-    C_tile = load(C, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_C)  # [L, N]
-    B_tile = load(B, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_B)  # [L, N]
-    scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
-    scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
-    scores_own = ct.sum(ct.where(token[:, None] == token[None, :], scores, 0.0), axis=1)  # [L]: of a token with itself
-    causal_before = token[:, None] > token[None, :]  # [L, L]
-    scores = ct.where(causal_before, scores, 0.0)  # [L, L]
-    scores_scale = magnitude(scores, 0)  # [L]
-    store(shared_scores, (lane, group_g, slot, 0), (1, 1, CHUNK, CHUNK), scores / scores_scale[None, :])
-    store(shared_scores_own, (lane, group_g, slot), (1, 1, CHUNK), scores_own)
-    store(shared_scores_scale, (lane, group_g, slot), (1, 1, CHUNK), scores_scale)
-
-
-@ct.kernel
 def segment_states(
     x: ct.Array, B: ct.Array,
     step: ct.Array, decay_sum: ct.Array, S_part: ct.Array, S_left: ct.Array,
@@ -242,6 +207,42 @@ def segment_states(
     )
     if ct.bid(2) == 0:
         store(S_left, (origin + segment, lane, head), (1, 1, 1), S_left_tile)
+
+
+@ct.kernel
+def group_scores(
+    B: ct.Array, C: ct.Array,
+    shared_scores: ct.Array, shared_scores_own: ct.Array, shared_scores_scale: ct.Array,
+    chunk_table: ct.Array,
+    LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int], CHUNK: ct.Constant[int],
+    TILE_N: ct.Constant[int],
+    PACKED: ct.Constant[bool],
+) -> None:
+    """Products of every token of one chunk with those that it reads, before any decay: the same for all heads of a
+    group.
+    """
+    chunks = ct.cdiv(C.shape[1], CHUNK)
+    batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
+    lane, slot = batch, chunk
+    if PACKED:
+        batch, start, stop = chunk_at(chunk_table, ct.bid(0))
+        lane, slot, chunk = 0, ct.bid(0), 0
+        B, C = B.slice(1, start, stop), C.slice(1, start, stop)
+    group_g = ct.bid(1)
+    token = ct.arange(CHUNK, dtype=ct.int32)
+
+    C_tile = load(C, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_C)  # [L, N]
+    B_tile = load(B, (batch, chunk, group_g, 0), (1, CHUNK, 1, TILE_N), latency=LATENCY_B)  # [L, N]
+    scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
+    scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
+    scores_own = ct.sum(ct.where(token[:, None] == token[None, :], scores, 0.0), axis=1)  # [L]: of a token with itself
+    causal_before = token[:, None] > token[None, :]  # [L, L]
+    scores = ct.where(causal_before, scores, 0.0)  # [L, L]
+    scores_scale = magnitude(scores, 0)  # [L]
+    store(shared_scores, (lane, group_g, slot, 0), (1, 1, CHUNK, CHUNK), scores / scores_scale[None, :])
+    store(shared_scores_own, (lane, group_g, slot), (1, 1, CHUNK), scores_own)
+    store(shared_scores_scale, (lane, group_g, slot), (1, 1, CHUNK), scores_scale)
+    await_previous()
 
 
 @ct.kernel
@@ -354,7 +355,6 @@ def token_step(
     WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], KEPT: ct.Constant[bool], WITH_Z: ct.Constant[bool],
 ) -> None:
     """Tokens one by one, with a tile of S in registers; a sequence without a slot is left out."""
-    await_previous()
     heads = x.shape[2]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     p_tile = ct.bid(1)
@@ -474,12 +474,13 @@ def _segmented(
     dt_max: float, S0: Tensor | None, y: Tensor, S_final: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
-    size_h, size_g, size_p, size_n, size_b, size_t = (
-        x.shape[2], B.shape[2], x.shape[3], B.shape[3], x.shape[0], x.shape[1]
+    size_h, size_p, size_n, size_g, size_b, size_t = (
+        x.shape[2], x.shape[3], B.shape[3], B.shape[2], x.shape[0], x.shape[1]
     )
     x, dt, B, C = (_rt.indexable(v) for v in (x, dt, B, C))
     cut = _cut.cut(
-        size_b, size_t, config.chunk, config.segments, size_h * _rt.ceil_div(size_p, config.tile_p), sequences, x
+        size_b, size_t, config.chunk, config.segments, size_h * _rt.ceil_div(size_p, config.tile_p), size_n, sequences,
+        x,
     )
     stream = _rt.stream(x)
     shared = 0 < config.share_scores_from <= size_h // size_g
@@ -512,18 +513,6 @@ def _segmented(
             sequences is not None,
         ),
     )
-    if shared:
-        _rt.launch(
-            stream,
-            _rt.hinted(group_scores, config.occupancy_group_scores, config.warps_group_scores),
-            (cut.lanes * cut.slots, size_g),
-            (
-                B, C, shared_scores, shared_scores_own, shared_scores_scale, cut.chunk_table, config.latency_C,
-                config.latency_B, _rt.PRECISION[config.scores], config.chunk, _rt.covering(size_n),
-                sequences is not None,
-            ),
-            early=True,
-        )
     _rt.launch(
         stream,
         _rt.hinted(segment_states, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
@@ -539,6 +528,18 @@ def _segmented(
         ),
         early=True,
     )
+    if shared:
+        _rt.launch(
+            stream,
+            _rt.hinted(group_scores, config.occupancy_group_scores, config.warps_group_scores),
+            (cut.lanes * cut.slots, size_g),
+            (
+                B, C, shared_scores, shared_scores_own, shared_scores_scale, cut.chunk_table, config.latency_C,
+                config.latency_B, _rt.PRECISION[config.scores], config.chunk, _rt.covering(size_n),
+                sequences is not None,
+            ),
+            early=True,
+        )
     _rt.launch(
         stream,
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
