@@ -67,6 +67,10 @@ def mamba_chunk_scan_combined(
     else:
         expect(_SCAN, "cu_seqlens", cu_seqlens, "s+1")
         assert cu_seqlens is not None
+        if b != 1:
+            raise ValueError(
+                f"{_SCAN}: `return_varlen_states` is of sequences in a batch of 1, but axis b is {b} in `x`"
+            )
         _check_same_cut(cu_seqlens, seq_idx)
         seq_idx, places = None, _first_and_last(cu_seqlens, t)
         if initial_states is not None:
@@ -161,6 +165,8 @@ def selective_state_update(
     ):  # fmt: skip
         if given is not None:
             expect(_UPDATE, name, given, axes, shape)
+    if state_batch_indices is not None and state_batch_indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{_UPDATE}: `state_batch_indices` must be int32 or int64, got {state_batch_indices.dtype}")
     if state_batch_indices is None:
         if state.shape[0] < b:
             raise ValueError(f"{_UPDATE}: `state` has {state.shape[0]} rows, but the batch of `x` is {b}")

@@ -37,10 +37,6 @@ def with_heads(
     torch.manual_seed(0)
     p = 64
     h = dim // p
-
-    def shared(*shape: int) -> tuple[int, ...]:
-        return tuple(1 if tie and size in (p, dstate) and i > 0 else size for i, size in enumerate(shape))
-
     values: Values = {
         "x": torch.randn(b, h, p).to(dtype),
         "dt": torch.randn(b, h, 1 if tie else p).to(dtype).expand(b, h, p),
