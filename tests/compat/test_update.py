@@ -90,8 +90,9 @@ def test_their_grid_without_heads(dim: int, dstate: int, has_z: bool, dtype: tor
 @pytest.mark.parametrize("tie", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("dstate", [16, 32, 64])
-@pytest.mark.parametrize("dim", [2048, 4096])
-def test_their_grid_with_heads(dim: int, dstate: int, groups: int, tie: bool, has_z: bool, dtype: torch.dtype) -> None:
+def test_their_grid_with_heads(dstate: int, groups: int, tie: bool, has_z: bool, dtype: torch.dtype) -> None:
+    """32 heads; theirs goes through 64 as well."""
+    dim = 2048
     check(*with_heads(2, dim, dstate, groups, dtype, has_z, tie, rows=2))
     indices = torch.randperm(10)[:4].int()
     check(*with_heads(4, dim, dstate, groups, dtype, has_z, tie, rows=10), indices)
