@@ -90,6 +90,10 @@ def run(
         x if spec.default is None else _rt.expand(spec, x, size, states[0])
         for spec, x in zip(specs, inputs, strict=True)
     ]
+    config = step.config if config is None else config
+    if not isinstance(config, type(step.config)):
+        expected = type(step.config).__name__
+        raise TypeError(f"{layer.name}: `config` must be a {layer.name}.{expected}, got {type(config).__name__}")
     if not _rt.runs_kernels(states[0]):
         outputs = _portable(step, call, expanded, size)
     elif step.kernels is None:
@@ -114,6 +118,13 @@ def tile(most: int, size: int) -> int:
     """The tile of an axis of `size`, `most` at most: the largest that cuts it evenly, else one that covers it."""
     even = next((t for t in (256, 128, 64, 32, 16) if t <= most and size % t == 0), 0)
     return even or min(most, 1 << max(4, (size - 1).bit_length()))
+
+
+def columns(size: int) -> int:
+    """The tile of all columns of a state, a power of two from 32 to 256. ValueError for more columns."""
+    if size > 256:
+        raise ValueError(f"steps keep whole state columns in registers, 256 at most, got {size}; compute on the CPU")
+    return _rt.covering(size)
 
 
 def check_config(layer: _rt.Layer, values: Mapping[str, Any]) -> None:
@@ -305,10 +316,6 @@ def _launched(
     """Launch the kernels, on inputs that all have a token axis."""
     layer, kernels = step.several if call.several else step.one, step.kernels
     assert kernels is not None
-    config = step.config if config is None else config
-    if not isinstance(config, type(step.config)):
-        expected = type(step.config).__name__
-        raise TypeError(f"{layer.name}: `config` must be a {layer.name}.{expected}, got {type(config).__name__}")
     _rt.check_kernels(layer.name, (*call.inputs, *call.states))
     make = torch.empty if call.read is None else torch.zeros
     device = call.states[0].device

@@ -449,7 +449,7 @@ def _step_kernels(
     """Launch the kernels of `steps` on checked tensors: the states, outputs and kept states are written in place."""
     size_b, size_h, size_p, size_n = q.shape[0], q.shape[2], v.shape[3], q.shape[3]
     tile_p = _step.tile(config.tile_p, size_p)
-    whole = size_p % tile_p == 0 and size_n == _rt.covering(size_n)
+    whole = size_p % tile_p == 0 and size_n == _step.columns(size_n)
     stream = _rt.stream(v)
     _rt.launch(
         stream,
@@ -457,7 +457,7 @@ def _step_kernels(
         (size_b * size_h, _rt.ceil_div(size_p, tile_p)),
         (
             q, k, v, y, S, _rt.given(S_before, S), _rt.given(state_indices, v), _rt.given(write_indices, v),
-            float(size_n), tile_p, _rt.covering(size_n), whole, state_indices is not None, S_before is not None,
+            float(size_n), tile_p, _step.columns(size_n), whole, state_indices is not None, S_before is not None,
         ),
     )
 

@@ -163,7 +163,7 @@ class StepHost:
                 tiles.append(f"tile_{axis} = _step.tile(config.tile_{axis}, size_{axis})")
                 whole.append(f"size_{axis} % tile_{axis} == 0")
             else:
-                whole.append(f"size_{axis} == _rt.covering(size_{axis})")
+                whole.append(f"size_{axis} == _step.columns(size_{axis})")
         return {
             "kernel_arguments": [*arguments, "config: StepConfig"],
             "sizes": self._sizes(step.kernels),
@@ -200,6 +200,8 @@ class StepHost:
                 return f"_rt.given({p.argument}, {leader})"
             case "constant" if p.argument.startswith("tile_"):
                 return p.argument
+            case "constant":
+                return f"_step.columns({p.argument})"
             case "flag" if p.argument == "whole":
                 return "whole"
             case "flag" if p.argument == "before":

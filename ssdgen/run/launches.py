@@ -83,8 +83,8 @@ def _stepped(plan: Plan, module: ModuleType, dtype: Dtype, subsets: Iterable[tup
     calls = [
         (StepCall(Call(sizes, dtype, present)), " ".join(f"with {name}" for name in present)) for present in subsets
     ]
-    calls.append((StepCall(Call(sizes, dtype), "bf16", pooled=True), "bf16 states, slots"))
-    calls.append((StepCall(Call({**sizes, layer.time: 4}, dtype), keeps=True), "4 tokens, kept"))
+    calls.append((StepCall(Call(sizes, dtype), "bf16", pooled=True), "with bf16 slots"))
+    calls.append((StepCall(Call({**sizes, layer.time: 4}, dtype), keeps=True), "with 4 tokens"))
     return [
         launch.request
         for call, label in calls

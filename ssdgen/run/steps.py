@@ -38,6 +38,9 @@ Within = Callable[[Callable[[], Any]], Any]
 Truth = Callable[[Inputs, Case], dict[str, Expected]]
 """What the outputs of all tokens and the final states have to be."""
 
+Explain = Callable[[Inputs, Mapping[str, Expected], list[Check]], list[Check]]
+"""Checks of each expected value, with a note at those that fail because the equations magnify rounding."""
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -103,19 +106,19 @@ class Steps:
         return draw(self.layer, case, self.device)
 
 
-def step_checks(steps: Steps, truth: Truth) -> Iterator[Check]:
+def step_checks(steps: Steps, truth: Truth, explain: Explain) -> Iterator[Check]:
     """All checks of steps; one skipped check where there is nothing to check."""
     if steps.plan.step.portable is None:
         yield Check("steps", steps.gate, 0.0, 0.0, passed=False, skipped=True, note=steps.plan.step.refused)
         return
     for trial in step_trials(steps.layer, steps.gate):
-        yield from _walk(steps, trial, truth)
+        yield from _walk(steps, trial, truth, explain)
     base = Case({**sizes_for(steps.layer, TOKENS), steps.layer.batch: 3}, seed=5)
-    yield from _rounded(steps, truth)
+    yield from _rounded(steps, truth, explain)
     for dtype in NAMES:
         yield from _several(steps, base, dtype)
         yield from _slots(steps, base, dtype)
-    yield from _as_forward(steps, base)
+    yield from _as_forward(steps, base, explain)
 
 
 def step_trials(layer: Layer, gate: Gate) -> Iterator[Trial]:
@@ -138,7 +141,7 @@ def step_trials(layer: Layer, gate: Gate) -> Iterator[Trial]:
     yield Trial("steps three heads, one group", resized(base, {layer.head: 3} | {g.axis: 1 for g in layer.groups}))
 
 
-def _walk(steps: Steps, trial: Trial, truth: Truth) -> Iterator[Check]:
+def _walk(steps: Steps, trial: Trial, truth: Truth, explain: Explain) -> Iterator[Check]:
     """T steps are the token loop."""
     inputs = steps.drawn(trial.case)
     states = steps.entering(inputs, trial.case)
@@ -148,7 +151,8 @@ def _walk(steps: Steps, trial: Trial, truth: Truth) -> Iterator[Check]:
         note = " ".join(f"{type(error).__name__}: {error}".split())
         yield Check(trial.name, steps.gate, math.inf, 0.0, passed=False, note=note)
         return
-    yield from compare(steps.gate, trial.name, _named(steps, outputs, states), truth(inputs, trial.case))
+    wanted = truth(inputs, trial.case)
+    yield from explain(inputs, wanted, compare(steps.gate, trial.name, _named(steps, outputs, states), wanted))
 
 
 def _named(steps: Steps, outputs: list[Tensor], states: list[Tensor]) -> dict[str, Tensor]:
@@ -156,7 +160,7 @@ def _named(steps: Steps, outputs: list[Tensor], states: list[Tensor]) -> dict[st
     return dict(zip(names, [*outputs, *states], strict=True))
 
 
-def _rounded(steps: Steps, truth: Truth) -> Iterator[Check]:
+def _rounded(steps: Steps, truth: Truth, explain: Explain) -> Iterator[Check]:
     """States of bfloat16, rounded at every token, stay near those of the token loop, which nobody rounds."""
     case = Case(sizes_for(steps.layer, LONG), seed=6)
     inputs = steps.drawn(case)
@@ -165,7 +169,8 @@ def _rounded(steps: Steps, truth: Truth) -> Iterator[Check]:
     outputs = steps.walked(inputs, states, LONG)
     wanted = {name: replace(e, bound=ROUNDED) for name, e in truth(inputs, case).items()}
     wanted |= {s.name: replace(wanted[s.name], dtype=torch.bfloat16) for s in steps.layer.states}
-    yield from compare(steps.gate, f"steps, bf16 states, T={LONG}", _named(steps, outputs, states), wanted)
+    checks = compare(steps.gate, f"steps, bf16 states, T={LONG}", _named(steps, outputs, states), wanted)
+    yield from explain(inputs, wanted, checks)
 
 
 def _several(steps: Steps, case: Case, dtype: torch.dtype) -> Iterator[Check]:
@@ -237,7 +242,7 @@ def _cache(state: Tensor, slots: tuple[int, ...]) -> Tensor:
     return cache
 
 
-def _as_forward(steps: Steps, case: Case) -> Iterator[Check]:
+def _as_forward(steps: Steps, case: Case, explain: Explain) -> Iterator[Check]:
     """T steps give what `forward` of the same path gives."""
     layer, plan = steps.layer, steps.plan
     inputs = steps.drawn(case)
@@ -248,7 +253,8 @@ def _as_forward(steps: Steps, case: Case) -> Iterator[Check]:
     values = steps.within(lambda: steps.module.forward(**inputs.keywords(), config=config))
     names = [o.name for o in layer.outputs] + [s.name for s in layer.states]
     wanted = {n: Expected(v.double(), v.dtype, 2e-5) for n, v in zip(names, values, strict=True)}
-    yield from compare(steps.gate, "steps as forward", _named(steps, outputs, states), wanted)
+    checks = compare(steps.gate, "steps as forward", _named(steps, outputs, states), wanted)
+    yield from explain(inputs, wanted, checks)
 
 
 def _equal(gate: Gate, name: str, got: list[Tensor], want: list[Tensor]) -> Check:

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -102,7 +103,7 @@ def stepped(gate: Gate, plan: Plan, module: ModuleType) -> Iterator[Check]:
         return expected("portable", plan, inputs, Trial("steps", case))
 
     device = "cuda" if gate == "hardware" else "cpu"
-    return step_checks(Steps(gate, plan, module, running(gate, module), device), truth)
+    return step_checks(Steps(gate, plan, module, running(gate, module), device), truth, partial(explained, plan))
 
 
 def running(gate: Gate, module: ModuleType) -> Callable[[Callable[[], Any]], Any]:
@@ -131,11 +132,7 @@ def run_trial(gate: Gate, plan: Plan, module: ModuleType, trial: Trial) -> list[
             return [Check(trial.name, gate, float("inf"), 0.0, passed=False, note=note)]
         got = dict(zip(names, values, strict=True))
         wanted = expected(gate, plan, inputs, trial)
-        checks = compare(gate, trial.name, got, wanted)
-        if all(c.passed for c in checks):
-            return checks
-        changes = sensitivity(plan, inputs, wanted)
-        return [replace(c, note=_explained(c, change)) for c, change in zip(checks, changes, strict=True)]
+        return explained(plan, inputs, wanted, compare(gate, trial.name, got, wanted))
 
 
 NUDGE = 2.0**-9
@@ -164,6 +161,14 @@ def sensitivity(plan: Plan, inputs: Inputs, wanted: Mapping[str, Expected]) -> l
             value = value.permute([axes.index(a) for a in order])
         changes.append(relative_error(value, truth) / NUDGE)
     return changes
+
+
+def explained(plan: Plan, inputs: Inputs, wanted: Mapping[str, Expected], checks: list[Check]) -> list[Check]:
+    """`checks` of each of `wanted`, in order; the note of one that fails says so if the equations magnify rounding."""
+    if all(c.passed for c in checks):
+        return checks
+    changes = sensitivity(plan, inputs, wanted)
+    return [replace(c, note=_explained(c, change)) for c, change in zip(checks, changes, strict=True)]
 
 
 def _explained(check: Check, change: float) -> str:

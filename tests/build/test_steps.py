@@ -29,7 +29,7 @@ def test_steps_compile_without_spills(name: str, architectures: tuple[str, ...])
     """States of float32 and bfloat16, slots, kept states: no registers spilled, no tensor cores, no TMA."""
     wanted = requests(name, architectures)
     labels = {r.label for r in wanted}
-    assert {"bf16", "bf16 bf16 states, slots", "bf16 4 tokens, kept"} <= labels
+    assert {"bf16", "bf16 with bf16 slots", "bf16 with 4 tokens"} <= labels
     built = build(wanted)
     assert not [str(f) for f in built.failures]
     for kernel in built.kernels:

@@ -28,11 +28,14 @@ def test_build_shows_what_kernels_use(ssdgen: Command) -> None:
     assert [row[:3] for row in rows if row[:2][-1:] == ["sm_90"]] == [
         ["segment_states", "sm_90", "bf16"],
         ["walk_out", "sm_90", "bf16"],
+        *[["token_step", "sm_90", "bf16"]] * 3,
     ]
     assert "wgmma" in result.out
     assert "failed" not in result.out
+    steps = ("bf16-with-4-tokens", "bf16-with-bf16-slots", "bf16")
     assert sorted(os.listdir("cubins")) == [
         "retnet.segment_states.sm_90.bf16.cubin",
+        *(f"retnet.token_step.sm_90.{label}.cubin" for label in steps),
         "retnet.walk_out.sm_90.bf16.cubin",
     ]
     assert all(Path("cubins", name).read_bytes()[:4] == b"\x7fELF" for name in os.listdir("cubins"))
@@ -40,6 +43,7 @@ def test_build_shows_what_kernels_use(ssdgen: Command) -> None:
     assert [(r["kernel"], r["ok"], r["cached"]) for r in data["results"]] == [
         ("segment_states", True, True),
         ("walk_out", True, True),
+        *[("token_step", True, True)] * 3,
     ]
 
 
@@ -63,10 +67,12 @@ def test_build_several(ssdgen: Command) -> None:
     result = ssdgen(*arguments, "-o", "cubins")
     assert result.code == 0, result.err
     rows = [line.split()[:3] for line in result.out.splitlines()]
-    expected = [[m, k, "sm_90"] for m in ("retnet", "linear_attention") for k in ("segment_states", "walk_out")]
+    kernels = ("segment_states", "walk_out", *["token_step"] * 3)
+    expected = [[m, k, "sm_90"] for m in ("retnet", "linear_attention") for k in kernels]
     assert rows[0][:2] == ["module", "kernel"]
-    assert rows[1:5] == expected
-    assert sorted(os.listdir("cubins")) == sorted(f"{m}.{k}.sm_90.bf16.cubin" for m, k, _ in expected)
+    assert rows[1:11] == expected
+    assert {f"{m}.{k}.sm_90.bf16.cubin" for m, k, _ in expected} <= set(os.listdir("cubins"))
+    assert len(os.listdir("cubins")) == len(expected)
     data = json.loads(ssdgen(*arguments, "--json").out)
     assert [(Path(r["module"]).stem, r["kernel"], r["cached"]) for r in data["results"]] == [
         (m, k, True) for m, k, _ in expected

@@ -18,12 +18,20 @@ def test_every_launch_is_a_request_once() -> None:
         ("segment_states", "bf16"),
         ("walk_out", "bf16"),
         ("walk_out", "bf16 with z"),
+        ("token_step", "bf16"),
+        ("token_step", "bf16 with z"),
+        ("token_step", "bf16 with bf16 slots"),
+        ("token_step", "bf16 with 4 tokens"),
         ("group_scores", "f32"),
         ("segment_states", "f32"),
         ("walk_out", "f32"),
         ("walk_out", "f32 with z"),
+        ("token_step", "f32"),
+        ("token_step", "f32 with z"),
+        ("token_step", "f32 with bf16 slots"),
+        ("token_step", "f32 with 4 tokens"),
     ]
-    assert len(requests) == len(set(requests)) == 18
+    assert len(requests) == len(set(requests)) == 34
     cumsum = {argument.name: argument for argument in requests[0].signature}
     assert isinstance(cumsum["dt"], ArrayArg)
     assert isinstance(cumsum["dt_min"], ScalarArg)
