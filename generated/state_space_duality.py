@@ -662,7 +662,7 @@ def _step_kernels(
     """Launch the kernels of `steps` on checked tensors: the states, outputs and kept states are written in place."""
     size_b, size_h, size_p, size_n = x.shape[0], x.shape[2], x.shape[3], B.shape[3]
     tile_p = _step.tile(config.tile_p, size_p)
-    whole = size_p % tile_p == 0 and size_n == _rt.covering(size_n)
+    whole = size_p % tile_p == 0 and size_n == _step.columns(size_n)
     stream = _rt.stream(x)
     _rt.launch(
         stream,
@@ -670,8 +670,8 @@ def _step_kernels(
         (size_b * size_h, _rt.ceil_div(size_p, tile_p)),
         (
             x, dt, A, B, C, D, dt_bias, _rt.given(z, x), y, S, _rt.given(S_before, S), _rt.given(state_indices, x),
-            _rt.given(write_indices, x), dt_min, dt_max, tile_p, _rt.covering(size_n), whole, state_indices is not None,
-            S_before is not None, z is not None,
+            _rt.given(write_indices, x), dt_min, dt_max, tile_p, _step.columns(size_n), whole,
+            state_indices is not None, S_before is not None, z is not None,
         ),
     )
 
