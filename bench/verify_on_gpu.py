@@ -32,7 +32,7 @@ from variants import VARIANTS
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parent.parent
-SPECS = ("mamba2", "retnet", "linear_attention", "simple_gla", "mlstm")
+SPECS = ("mamba2", "state_space_duality", "retnet", "linear_attention", "simple_gla", "mlstm")
 SHAPES = (
     (4, 16384, 8, 1, 64, 128),
     (4, 4096, 8, 1, 64, 128),

@@ -17,14 +17,28 @@ SUPPORT = PACKAGE / "emit" / "support"
 
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != SUPPORT)
 
-ROOMS = ("resources", "diagnostics", "files", "ir", "spec", "derive", "plan", "emit", "build", "run", "pipeline", "cli")
+ROOMS = (
+    "resources",
+    "diagnostics",
+    "files",
+    "ir",
+    "spec",
+    "derive",
+    "plan",
+    "emit",
+    "build",
+    "run",
+    "compat",
+    "pipeline",
+    "cli",
+)
 """Lowest first: a room imports from those before it."""
 
 LIBRARIES = {
     "sympy": {"derive"},
     "jinja2": {"emit"},
     "lark": {"spec"},
-    "torch": {"build", "run"},
+    "torch": {"build", "run", "compat"},
     "cuda": {"build", "run"},
     "matplotlib": {"run"},
     "transformers": {"run"},

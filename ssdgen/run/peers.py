@@ -15,6 +15,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -110,19 +111,29 @@ class _Recorder(torch.nn.Module):
         return hidden
 
 
-def _transformers_scan(name: str, forward: Forward) -> list[Check]:
-    """transformers' chunked scan on its own, with an initial state and the final one."""
+def _transformers_scan(name: str, forward: Forward, *, softplus: bool) -> list[Check]:
+    """transformers' chunked scan on its own, with an initial state and the final one; without softplus it clamps steps too."""
     with _plain_mamba2() as module:
         scan = getattr(module, "mamba2_chunk_scan", None)
     if scan is None:
         raise ImportError("this version of transformers has no mamba2_chunk_scan")
     torch.manual_seed(4)
     b, t, h, g, p, n = 2, 77, 6, 3, 20, 12
-    x, dt = torch.randn(b, t, h, p), torch.randn(b, t, h) - 4
+    x, dt = torch.randn(b, t, h, p), torch.randn(b, t, h) - (4 if softplus else 0)
     B, C = torch.randn(b, t, g, n), torch.randn(b, t, g, n)
     A, D, bias, S0 = -1 - 15 * torch.rand(h), torch.randn(h), torch.randn(h), torch.randn(b, h, p, n)
     y, S = scan(
-        x, dt, A, B, C, chunk_size=16, D=D, dt_bias=bias, dt_softplus=True, initial_states=S0, return_final_states=True
+        x,
+        dt,
+        A,
+        B,
+        C,
+        chunk_size=16,
+        D=D,
+        dt_bias=bias,
+        dt_softplus=softplus,
+        initial_states=S0,
+        return_final_states=True,
     )
     got = forward(x=x, dt=dt, A=A, B=B, C=C, D=D, dt_bias=bias, S0=S0)
     return _compare(name, got, {"y": y, "S": S})
@@ -183,7 +194,11 @@ def _fla_gla(name: str, forward: Forward) -> list[Check]:
 
 
 PEERS: dict[str, dict[str, Callable[[str, Forward], list[Check]]]] = {
-    "mamba2": {"transformers Mamba2Mixer": _transformers_mixer, "transformers chunk scan": _transformers_scan},
+    "mamba2": {
+        "transformers Mamba2Mixer": _transformers_mixer,
+        "transformers chunk scan": partial(_transformers_scan, softplus=True),
+    },
+    "state_space_duality": {"transformers chunk scan": partial(_transformers_scan, softplus=False)},
     "retnet": {"fla naive_retention": _fla_retention},
     "linear_attention": {"fla naive_recurrent_linear_attn": _fla_linear_attention},
     "simple_gla": {"fla naive_recurrent_simple_gla": _fla_simple_gla},

@@ -18,7 +18,9 @@ from ssdgen.run.verify import emulated, expected, running
 from tests.cases.subject import BOTH, mamba2_sizes, subject
 
 both = pytest.mark.parametrize("gate", BOTH)
-names = pytest.mark.parametrize("name", ["mamba2", "retnet", "linear_attention", "simple_gla", "mlstm"])
+names = pytest.mark.parametrize(
+    "name", ["mamba2", "state_space_duality", "retnet", "linear_attention", "simple_gla", "mlstm"]
+)
 
 
 def steps_of(gate: Gate, name: str = "mamba2") -> Steps:

@@ -201,7 +201,8 @@ def test_verify_several(ssdgen: Command, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_verify_without_a_spec_takes_those_with_kernels(ssdgen: Command) -> None:
     data = json.loads(ssdgen("verify", "--gate", "proof", "--json").out)
-    assert [r["spec"] for r in data["reports"]] == ["linear_attention", "mamba2", "mlstm", "retnet", "simple_gla"]
+    specs = ["linear_attention", "mamba2", "mlstm", "retnet", "simple_gla", "state_space_duality"]
+    assert [r["spec"] for r in data["reports"]] == specs
 
 
 @pytest.mark.parametrize("command", ["build", "verify"])

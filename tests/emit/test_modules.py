@@ -21,7 +21,7 @@ from ssdgen.run.load import load
 from ssdgen.run.verify import run_trial, stepped
 from ssdgen.spec import load_source, read_layer
 
-WITH_KERNELS = ("mamba2", "retnet", "linear_attention", "simple_gla", "mlstm")
+WITH_KERNELS = ("mamba2", "state_space_duality", "retnet", "linear_attention", "simple_gla", "mlstm")
 MODULE_LINES, KERNEL_LINES = 715, 95
 """A module holds one text of each kernel, in which optional inputs, packed sequences, shared products and initial states are
 flags: longer than one without options, and far shorter than the 2^4 copies it stands for. About 170 lines of it are the
@@ -55,7 +55,12 @@ def test_only_a_decay_that_varies_is_summed_by_a_kernel() -> None:
     launched = {
         n: [k.name for k in plan(chunk_form(recurrence(read_layer(load_source(n))))).kernels] for n in WITH_KERNELS
     }
-    assert [n for n, names in launched.items() if "chunk_cumsum" in names] == ["mamba2", "simple_gla", "mlstm"]
+    assert [n for n, names in launched.items() if "chunk_cumsum" in names] == [
+        "mamba2",
+        "state_space_duality",
+        "simple_gla",
+        "mlstm",
+    ]
 
 
 @pytest.mark.parametrize(("name", "reason"), [("gla", "key channels"), ("mamba3", "token before")])

@@ -14,7 +14,7 @@ from ssdgen.plan.describe import describe
 from ssdgen.plan.settings import check_used
 from ssdgen.spec import load_source, read_layer
 
-WITH_KERNELS = ("mamba2", "retnet", "linear_attention", "simple_gla", "mlstm")
+WITH_KERNELS = ("mamba2", "state_space_duality", "retnet", "linear_attention", "simple_gla", "mlstm")
 
 
 def form_of(name: str) -> ChunkForm:

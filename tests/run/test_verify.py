@@ -33,7 +33,7 @@ from ssdgen.run.verify import run_trial, verify
 from ssdgen.spec import builtin_specs, load_source, read_layer
 
 LAYERS = {name: read_layer(load_source(name)) for name in builtin_specs()}
-WITH_KERNELS = ("mamba2", "retnet", "linear_attention", "simple_gla", "mlstm")
+WITH_KERNELS = ("mamba2", "state_space_duality", "retnet", "linear_attention", "simple_gla", "mlstm")
 
 
 @functools.cache

@@ -92,7 +92,8 @@ def test_a_file_is_found_by_its_path_and_shown_as_given(here: Path) -> None:
 
 
 def test_built_in_specs_are_found_from_anywhere(here: Path) -> None:
-    assert builtin_specs() == ("gla", "linear_attention", "mamba2", "mamba3", "mlstm", "retnet", "simple_gla")
+    names = ("gla", "linear_attention", "mamba2", "mamba3", "mlstm", "retnet", "simple_gla", "state_space_duality")
+    assert builtin_specs() == names
     assert load_source("mamba2") == Source("mamba2.ssd", MAMBA2)
 
 
