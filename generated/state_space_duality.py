@@ -355,6 +355,7 @@ def token_step(
     WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], KEPT: ct.Constant[bool], WITH_Z: ct.Constant[bool],
 ) -> None:
     """Tokens one by one, with a tile of S in registers; a sequence without a slot is left out."""
+    await_previous()
     heads = x.shape[2]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     p_tile = ct.bid(1)

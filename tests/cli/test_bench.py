@@ -16,7 +16,7 @@ from ssdgen.run.bench.shapes import SHAPES
 from tests.cli.conftest import Command
 from tests.run.bench import made
 
-COMMANDS = ("forward", "ablation", "growth")
+COMMANDS = ("forward", "ablation", "growth", "decode")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -44,6 +44,12 @@ def test_an_unknown_peer(ssdgen: Command, command: str) -> None:
     assert result.code == 1
     assert "--peers knows no `cudnn`" in result.err
     assert "mamba_ssm" in result.err
+
+
+def test_a_step_is_one_token(ssdgen: Command) -> None:
+    result = ssdgen("bench", "decode", "--shape", "1,2,8,1,64,64")
+    assert result.code == 1
+    assert "--shape 1,2,8,1,64,64: a step is one token, not 2" in result.err
 
 
 def test_a_bad_knob_of_the_ablation(ssdgen: Command) -> None:

@@ -7,6 +7,7 @@ call do not fit in the L2 cache together, so that a small state is not found the
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -69,7 +70,7 @@ def decode(
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Document:
-    """The document of a run: `module` is an emitted mamba2; every shape with states of each dtype, then contexts and the CPU."""
+    """The document of a run of `module`, an emitted mamba2: all shapes with states of each dtype, then contexts and the CPU."""
     end = clock() + seconds
     notes: list[str] = []
     steppers = [Stepper(OURS, DEFAULT, partial(_ours, module)), *others(peers, notes)]
@@ -237,6 +238,7 @@ def on_the_cpu(module: ModuleType) -> list[Scale]:
         theirs = importlib.import_module("transformers.models.mamba2.modeling_mamba2").mamba2_selective_state_update
     except (ImportError, AttributeError):
         return []
+    theirs = inspect.unwrap(theirs)  # where mamba_ssm is installed too, the outer function asks its GPU kernels
     inputs = step_inputs(CPU_SHAPE, torch.float32, "cpu")
     inputs = replace(inputs, tensors={name: x.float() for name, x in inputs.tensors.items()})
     calls = {"ours on the CPU": partial(_ours, module), "transformers on the CPU": partial(_selective, theirs)}

@@ -33,6 +33,7 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "TileGym": ("TileGym, cuTile", "#D55E00", "s"),
     TRITON: ("mamba_ssm, Triton", "#009E73", "^"),
     "fla": ("fla simple_gla, Triton", "#CC79A7", "D"),
+    "FlashInfer": ("FlashInfer, CUDA", "#56B4E9", "X"),
     LOOP: ("token loop", "#666666", "v"),
     ATTENTION: ("attention", "#B8860B", "P"),
 }
@@ -63,6 +64,8 @@ def pictures(document: Document, out: Path, name: str = "") -> list[Path]:
         "growth": growth,
         "ablation": ablation,
     }
+    if document.study == "decode":  # whose shapes are one token with a state of some dtype
+        drawings = {"bandwidth": bandwidth}
     written = []
     with matplotlib.rc_context(STYLE):
         for what, draw in drawings.items():
@@ -163,6 +166,28 @@ def memory(document: Document) -> Figure | None:
     ax.set_ylim(len(shapes) - 0.5, -0.5)
     ax.set_xlabel("peak extra memory of a call (% of inputs and outputs)")
     ax.set_ylabel("batch, tokens, heads,\ngroups, channels, state")
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, handletextpad=0.2, columnspacing=1.5)
+    _source(figure, document)
+    return figure
+
+
+def bandwidth(document: Document) -> Figure | None:
+    """The bandwidth of one-token steps, a line a shape and dtype of the state, beside that of a copy."""
+    timed = [r for r in document.rows if r.bandwidth is not None]
+    if not timed:
+        return None
+    shapes = list(dict.fromkeys(r.shape for r in timed))
+    figure, ax = _figure(7.2, 0.34 * len(shapes) + 1.3)
+    for family in dict.fromkeys(r.family for r in timed):
+        label, colour, marker = LOOKS[family]
+        points = [(r.bandwidth / 1e12, shapes.index(r.shape)) for r in timed if r.family == family and r.bandwidth]
+        ax.plot(*zip(*points, strict=True), marker, color=colour, markersize=7, label=label)
+    ax.axvline(document.environment.bandwidth / 1e12, color=GREY, linewidth=1, label="a copy")
+    ax.set_xlim(0, 1.06 * max(document.environment.bandwidth, *(r.bandwidth or 0 for r in timed)) / 1e12)
+    ax.set_yticks(range(len(shapes)), shapes)
+    ax.set_ylim(len(shapes) - 0.5, -0.5)
+    ax.set_xlabel("TB/s: the state read and written once, inputs and outputs")
+    ax.set_ylabel("batch, tokens, heads, groups,\nchannels, state")
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, handletextpad=0.2, columnspacing=1.5)
     _source(figure, document)
     return figure

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ssdgen.run.bench.decode import SHAPES as DECODE_SHAPES
+from ssdgen.run.bench.decode import STATE_DTYPES, moved_bytes
 from ssdgen.run.bench.growth import AXES, BESIDE, bends, shapes_on
 from ssdgen.run.bench.measure import figures
 from ssdgen.run.bench.rows import (
@@ -102,3 +104,18 @@ def ablation() -> Document:
         for name, worth in changes.items()
     )  # fmt: skip
     return Document("ablation", ENVIRONMENT, "rotated", techniques=techniques)
+
+
+def decode() -> Document:
+    """Steps at two shapes, ours faster with states of bfloat16."""
+    us = {("f32", OURS): 90.0, ("f32", "mamba_ssm"): 105.0, ("bf16", OURS): 50.0, ("bf16", "mamba_ssm"): 104.0}
+    rows = []
+    for shape in DECODE_SHAPES[:2]:
+        for (dtype, family), time_us in us.items():
+            plain = Row(f"{shape}, {dtype} state", family, DEFAULT, 1.7e-3, 1e-7, 5e-3)
+            moved = moved_bytes(DECODE_SHAPES[2], STATE_DTYPES[dtype])
+            timed = plain.timed(Spread(time_us, 0.98 * time_us, 1.03 * time_us))
+            rows.append(replace(timed, bandwidth=1e6 * moved / time_us))
+    found = ratios(rows, DEFAULT)
+    scale = (Scale(str(DECODE_SHAPES[0]), "one step", 4.0, "0 bytes allocated by 100 steps"),)
+    return Document("decode", ENVIRONMENT, "inputs rotated", tuple(rows), found, means(found), scale)

@@ -21,10 +21,13 @@ NAMES = {
     "forward": {"ratios", "ratio_to_triton", "time_per_token", "memory"},
     "growth": {"ratio_to_triton", "time_per_token", "growth"},
     "ablation": {"ablation"},
+    "decode": {"bandwidth"},
 }
 
 
-@pytest.mark.parametrize("document", [made.forward(), made.growth(), made.ablation()], ids=lambda d: d.study)
+@pytest.mark.parametrize(
+    "document", [made.forward(), made.growth(), made.ablation(), made.decode()], ids=lambda d: d.study
+)
 def test_pictures_are_written(document: Document, tmp_path: Path) -> None:
     written = pictures(document, tmp_path)
     assert {p.name for p in written} == {f"{document.study}_{name}.png" for name in NAMES[document.study]}
@@ -35,7 +38,7 @@ def test_pictures_are_written(document: Document, tmp_path: Path) -> None:
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
-    for document in (made.forward(), made.growth(), made.ablation()):
+    for document in (made.forward(), made.growth(), made.ablation(), made.decode()):
         empty = replace(document, rows=(), ratios=(), scale=(), techniques=(), bends=())
         assert pictures(empty, tmp_path) == []
 
