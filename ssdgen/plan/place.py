@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ssdgen.ir.plan import Parameter, Slot
+from ssdgen.ir.plan import BLOCKS, Parameter, Slot
 from ssdgen.plan.builder import KernelBuilder, Unsupported
-from ssdgen.plan.names import PACKED
+from ssdgen.plan.names import EVERY, KEPT, PACKED
 
 CHUNK_TABLE, SEGMENT_TABLE = "chunk_table", "segment_table"
 
@@ -89,7 +89,20 @@ def _sliced(builder: KernelBuilder) -> list[str]:
     lines = [f"    {_cut(time, always[i : i + 2])}" for i in range(0, len(always), 2)]
     for p in optional:
         lines += [f"    if {builder.presence(p.argument)}:", f"        {_cut(time, [p])}"]
-    return lines
+    return [*lines, *_sliced_prefixes(builder)]
+
+
+def _sliced_prefixes(builder: KernelBuilder) -> list[str]:
+    """Cut states kept at the ends of blocks to the sequence's: places from start // every on are enough for its blocks, and
+    no other sequence's, since rounding down twice never gives more than once."""
+    kept = [p for p in builder.ordered_parameters() if p.role == "prefixes"]
+    if not kept:
+        return []
+    every = next(p.name for p in builder.parameters.values() if p.argument == EVERY and p.role == "scalar")
+    cuts = (
+        f"        {p.name} = {p.name}.slice({p.axes.index(BLOCKS)}, start // {every}, stop // {every})" for p in kept
+    )
+    return [f"    if {KEPT}:", *cuts]
 
 
 def _cut(time: str, arrays: Sequence[Parameter]) -> str:
