@@ -253,18 +253,17 @@ def walk_out(
     await_previous()
     heads = C_final.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    sequence, lane, slot, first = batch, batch, 0, 0
     segment, origin = ct.bid(1), 0
     last = segment == ct.num_blocks(1) - 1
     if PACKED:
         row = batch
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
+        if KEPT:
+            first = start // every  # rounded down: see `_cut`
         q, k = q.slice(1, start, stop), k.slice(1, start, stop)
         v, y = v.slice(1, start, stop), y.slice(1, start, stop)
-        if KEPT:
-            C_states = C_states.slice(1, start // every, stop // every)
-            N_states = N_states.slice(1, start // every, stop // every)
     length = q.shape[1]
     p_tile = ct.bid(2)
     token = ct.arange(CHUNK, dtype=ct.int32)
@@ -328,11 +327,13 @@ def walk_out(
             end = chunk * CHUNK + CHUNK
             if end % every == 0 and end <= length:
                 store(
-                    C_states, (batch, end // every - 1, head, p_tile, 0), (1, 1, 1, TILE_P, TILE_N),
+                    C_states,
+                    (batch, first + end // every - 1, head, p_tile, 0),
+                    (1, 1, 1, TILE_P, TILE_N),
                     ct.transpose(C_tile),
                 )
                 if p_tile == 0:
-                    store(N_states, (batch, end // every - 1, head, 0), (1, 1, 1, TILE_N), N_tile)
+                    store(N_states, (batch, first + end // every - 1, head, 0), (1, 1, 1, TILE_N), N_tile)
 
     if last:
         store(C_final, (sequence, head, p_tile, 0), (1, 1, TILE_P, TILE_N), ct.transpose(C_tile))

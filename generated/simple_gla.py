@@ -197,17 +197,17 @@ def walk_out(
     await_previous()
     heads = S_final.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    sequence, lane, slot, first = batch, batch, 0, 0
     segment, origin = ct.bid(1), 0
     last = segment == ct.num_blocks(1) - 1
     if PACKED:
         row = batch
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
+        if KEPT:
+            first = start // every  # rounded down: see `_cut`
         q, k = q.slice(1, start, stop), k.slice(1, start, stop)
         v, y = v.slice(1, start, stop), y.slice(1, start, stop)
-        if KEPT:
-            S_states = S_states.slice(1, start // every, stop // every)
     length = q.shape[1]
     p_tile = ct.bid(2)
     token = ct.arange(CHUNK, dtype=ct.int32)
@@ -255,7 +255,9 @@ def walk_out(
             end = chunk * CHUNK + CHUNK
             if end % every == 0 and end <= length:
                 store(
-                    S_states, (batch, end // every - 1, head, p_tile, 0), (1, 1, 1, TILE_P, TILE_N),
+                    S_states,
+                    (batch, first + end // every - 1, head, p_tile, 0),
+                    (1, 1, 1, TILE_P, TILE_N),
                     ct.transpose(S_tile),
                 )
 

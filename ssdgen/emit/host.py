@@ -134,7 +134,17 @@ class Host:
             column = f"size_{plan.form.states[0].column_axis}"
         sizes = f"size_{layer.batch}, size_{layer.time}, config.chunk"
         return {
-            "kernels_call": ["LAYER", f"_{plan.config.plan}", "sequences", inputs, scalars, initials, "size", "config", EVERY],
+            "kernels_call": [
+                "LAYER",
+                f"_{plan.config.plan}",
+                "sequences",
+                inputs,
+                scalars,
+                initials,
+                "size",
+                "config",
+                EVERY,
+            ],
             "packs": isinstance(plan.kernels[-1], WalkKernel),
             "plan_arguments": self._plan_arguments(),
             "indexable": self.each(

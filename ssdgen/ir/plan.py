@@ -46,13 +46,13 @@ Role = Literal[
 class Parameter:
     """One parameter of a kernel.
 
-    Arrays (input, initial state, workspace, table of packed sequences, output, final state, states after `prefixes` of whole
-    blocks; of steps the `state` that is updated in place, what it is before each token, `kept`, and the `slots` of a pool) have `axes`, in the order of
-    the array's dimensions, and a `dtype`: a fixed one, or `like NAME` for that of an input. `scalar` is a number passed at
-    run time (f32 or i32), `constant` an int and `flag` a bool that specialise the kernel. `argument` is the layer's name for
-    what the host passes, a workspace, a config field, or what a flag asks for; with `per_head` that tensor is passed with
-    its group axis, at this dimension, repeated to one entry a head. An array that only code under a flag reads may be a
-    stand-in when the flag is not set.
+    Arrays (input, initial state, workspace, table of packed sequences, output, final state, `prefixes`: states at the ends of
+    blocks of tokens; of steps the `state` that is updated in place, what it is before each token, `kept`, and the `slots` of
+    a pool) have `axes`, in the order of the array's dimensions, and a `dtype`: a fixed one, or `like NAME` for that of an
+    input. `scalar` is a number passed at run time (f32 or i32), `constant` an int and `flag` a bool that specialise the
+    kernel. `argument` is the layer's name for what the host passes, a workspace, a config field, or what a flag asks for;
+    with `per_head` that tensor is passed with its group axis, at this dimension, repeated to one entry a head. An array that
+    only code under a flag reads may be a stand-in when the flag is not set.
     """
 
     name: str

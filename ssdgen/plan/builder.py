@@ -43,6 +43,7 @@ LOCALS = frozenset(
         "valid",
         "block",
         "end",
+        "first",
         "head_index",
         "segment",
         "into",

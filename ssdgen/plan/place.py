@@ -1,15 +1,16 @@
 """Where a block stands: in a batch by the grid alone, in packed sequences by a row of a table that the host made.
 
 Inputs and outputs are read at (`batch`, chunk); packed, they are cut to the sequence first, so that its chunks are counted
-from its own first token. States have an entry a `sequence`. Workspaces have a `lane` with a `slot` for every chunk: a batch
-entry's chunks, or, packed, those of all sequences in one lane.
+from its own first token. States have an entry a `sequence`; those that are kept at the ends of its blocks of tokens have
+places from its `first` on. Workspaces have a `lane` with a `slot` for every chunk: a batch entry's chunks, or, packed, those
+of all sequences in one lane.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ssdgen.ir.plan import BLOCKS, Parameter, Slot
+from ssdgen.ir.plan import Parameter, Slot
 from ssdgen.plan.builder import KernelBuilder, Unsupported
 from ssdgen.plan.names import EVERY, KEPT, PACKED
 
@@ -55,9 +56,12 @@ def walk_position(builder: KernelBuilder, heads: str, segmented: bool, ends: boo
     sequence = "sequence" if any(p.role in ("initial", "final") for p in arrays) else "_"
     slot = "slot" if any(p.role == "workspace" and time in p.axes for p in arrays) else "_"
     found = f"{sequence}, batch, start, stop, {slot}, {'segment, last' if segmented else '_, _'}"
+    every = next((p.name for p in arrays if (p.role, p.argument) == ("scalar", EVERY)), "")
+    blocks = [f"    if {KEPT}:", f"        first = start // {every}  # rounded down: see `_cut`"] if every else []
     skip = ["    stop = ct.where(last, start, stop)  # nothing enters a segment after the last"] if ends else []
-    placed = {"sequence": "batch", "lane": "batch", "slot": "0"}
-    placed = {name: value for name, value in placed.items() if name in ("lane", sequence, slot)}
+    placed = {"sequence": "batch", "lane": "batch", "slot": "0", "first": "0"}
+    named = ("lane", sequence, slot, "first" if every else "")
+    placed = {name: value for name, value in placed.items() if name in named}
     return [
         f"heads = {heads}",
         "batch, head = ct.bid(0) // heads, ct.bid(0) % heads",
@@ -69,6 +73,7 @@ def walk_position(builder: KernelBuilder, heads: str, segmented: bool, ends: boo
         f"    {found} = segment_at({SEGMENT_TABLE}, batch)",
         *(["    lane, origin = 0, row - segment"] if segmented else ["    lane = 0"]),
         *skip,
+        *blocks,
         *_sliced(builder),
         length_line(builder),
     ]
@@ -89,20 +94,7 @@ def _sliced(builder: KernelBuilder) -> list[str]:
     lines = [f"    {_cut(time, always[i : i + 2])}" for i in range(0, len(always), 2)]
     for p in optional:
         lines += [f"    if {builder.presence(p.argument)}:", f"        {_cut(time, [p])}"]
-    return [*lines, *_sliced_prefixes(builder)]
-
-
-def _sliced_prefixes(builder: KernelBuilder) -> list[str]:
-    """Cut states kept at the ends of blocks to the sequence's: places from start // every on are enough for its blocks, and
-    no other sequence's, since rounding down twice never gives more than once."""
-    kept = [p for p in builder.ordered_parameters() if p.role == "prefixes"]
-    if not kept:
-        return []
-    every = next(p.name for p in builder.parameters.values() if p.argument == EVERY and p.role == "scalar")
-    cuts = (
-        f"        {p.name} = {p.name}.slice({p.axes.index(BLOCKS)}, start // {every}, stop // {every})" for p in kept
-    )
-    return [f"    if {KEPT}:", *cuts]
+    return lines
 
 
 def _cut(time: str, arrays: Sequence[Parameter]) -> str:

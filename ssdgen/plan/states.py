@@ -21,7 +21,7 @@ from ssdgen.ir.plan import (
 )
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.decays import decay_sums, decayed, grown, weight_tile
-from ssdgen.plan.names import EVERY, KEPT
+from ssdgen.plan.names import EVERY, KEPT, PACKED
 from ssdgen.plan.place import length_line
 from ssdgen.plan.walk import WalkBuilder, channels_of, entry_axes, entry_dtype, widen
 
@@ -112,7 +112,8 @@ def keep(builder: WalkBuilder, *carried: tuple[ChunkState, Ref, tuple[str, ...]]
     Each state comes with the tile that is carried and the conditions under which a thread block is the one that stores it.
     """
     every = builder.declare(Parameter("every", "scalar", EVERY, dtype="i32"))
-    builder.place[BLOCKS] = Slot(BLOCKS, f"end // {every} - 1", "1")
+    origin = "first + " if PACKED in builder.parameters else ""
+    builder.place[BLOCKS] = Slot(BLOCKS, f"{origin}end // {every} - 1", "1")
     end = Let(Ref("end"), Apply("add", (mul(Ref("chunk"), Ref("CHUNK")), Ref("CHUNK"))))
     stores: list[Statement] = []
     for state, tile, conditions in carried:

@@ -382,7 +382,7 @@ def each(
     states: tuple[Tensor, ...],
     size: Mapping[str, int],
     chunk: int,
-    every: int | None,
+    every: int | None = None,
 ) -> tuple[Tensor, ...]:
     """`function`, a module's portable form, of the whole call, or of its sequences one by one and the results put together."""
     if sequences is None or not sequences.count:

@@ -407,11 +407,11 @@ def joined(chunks: list[Tensor], at: int, shape: tuple[int, ...], like: Tensor) 
 
 
 def ends_block(end: int, every: int | None, length: int) -> bool:
-    """Whether a chunk up to token `end` of `length` is the last of a whole block of `every` tokens; no block if that is None."""
+    """Whether a chunk up to token `end` of `length` ends a whole block of `every` tokens; if that is None, none does."""
     return every is not None and end % every == 0 and end <= length
 
 
-def stacked(prefixes: list[tuple[Tensor, ...]], states: tuple[Tensor, ...], every: int | None) -> tuple[Tensor, ...]:
+def stacked(prefixes: Sequence[Sequence[Tensor]], states: Sequence[Tensor], every: int | None) -> tuple[Tensor, ...]:
     """Each of `states` at the ends of blocks, along dimension 1, from all of them at each end; nothing if `every` is None."""
     if every is None:
         return ()
