@@ -103,7 +103,7 @@ def check_every(layer: _rt.Layer, every: Any, chunk: int, mask: Any) -> None:
     if type(every) is not int:
         raise TypeError(f"{layer.name}: `states_every` must be a number of tokens, an int, got {type(every).__name__}")
     if every < 1 or every % chunk:
-        fits = every & -every
+        fits = every & -every if every > 0 else 0  # the largest chunk that divides it
         other = f", or a `config` of that chunk: dataclasses.replace(config, chunk={fits})" if fits >= 16 else ""
         raise ValueError(
             f"{layer.name}: `states_every` must be a multiple of the chunk that this call is computed with, {chunk} tokens,"

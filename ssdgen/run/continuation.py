@@ -17,7 +17,7 @@ from torch import Tensor
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Check, Gate
 from ssdgen.plan.names import EVERY
-from ssdgen.run.cases import sizes_for
+from ssdgen.run.cases import several_tiles, sizes_for
 from ssdgen.run.checks import Expected, compare
 from ssdgen.run.inputs import Case, Dtype, Inputs, array_axes, draw, takes
 from ssdgen.run.packing import Call, Packing, Truth, changed, drawn, own_inputs, same
@@ -55,6 +55,10 @@ def continuation_checks(gate: Gate, plan: Plan, call: Call, truth: Truth, device
     for s in layer.states:
         early, late = (x[s.name][:, :1] for x in (before, after))
         yield same(gate, f"tokens from {chunk} on: {s.name} after {chunk}", late, early)
+    wide = Case({**sizes_for(layer, chunk + 1), **several_tiles(layer)}, dtype=dtype, seed=10)
+    inputs = draw(layer, wide, device)
+    ends = [truth(of.tokens(inputs, 0, chunk), wide)]
+    yield from compare(gate, "states, several tiles", of.kept(inputs, {EVERY: chunk})[1], of.stacked(ends, ends[0]))
     yield from _packed(of, device)
 
 
@@ -126,8 +130,8 @@ class _Subject:
 def _packed(of: _Subject, device: str) -> Iterator[Check]:
     """States of packed sequences: from place start // every of a row on, and 0 where none has one."""
     chunk = of.plan.config.chunk
-    edges = (0, chunk + 3, chunk + 3, 2 * chunk - 1, 4 * chunk + 1, 4 * chunk + 6)
-    index = (*(0,) * (chunk + 3), *(1,) * 2 * chunk)
+    edges = (0, chunk - 1, 2 * chunk - 2, 2 * chunk - 2, 4 * chunk + 1, 5 * chunk + 3)
+    index = (*(0,) * (chunk - 1), *(1,) * (chunk - 1), *(0,) * (chunk + 2))
     for packing in (
         Packing("states of packed sequences", "cu_seqlens", (edges,)),
         Packing("states of an index", "seq_idx", (index, index[::-1])),
