@@ -242,23 +242,26 @@ def walk_out(
     segment_table: ct.Array,
     y: ct.Array,
     C_final: ct.Array, N_final: ct.Array,
-    per_segment: int,
+    C_states: ct.Array, N_states: ct.Array,
+    every: int, per_segment: int,
     LATENCY_K: ct.Constant[int], SCORES: ct.Constant[int], CARRIED: ct.Constant[int], LATENCY_V: ct.Constant[int],
     INTRA: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
     TILE_P: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_C0: ct.Constant[bool], WITH_N0: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_C0: ct.Constant[bool], WITH_N0: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
     await_previous()
     heads = C_final.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    sequence, lane, slot, first = batch, batch, 0, 0
     segment, origin = ct.bid(1), 0
     last = segment == ct.num_blocks(1) - 1
     if PACKED:
         row = batch
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
+        if KEPT:
+            first = start // every  # rounded down: see `_cut`
         q, k = q.slice(1, start, stop), k.slice(1, start, stop)
         v, y = v.slice(1, start, stop), y.slice(1, start, stop)
     length = q.shape[1]
@@ -320,6 +323,17 @@ def walk_out(
         N_tile = (  # [N]
             exp2(decay_end) * N_tile + ct.sum(ct.astype(ct.transpose(k_tile), ct.float32) * carry[None, :], axis=1)
         )
+        if KEPT:
+            end = chunk * CHUNK + CHUNK
+            if end % every == 0 and end <= length:
+                store(
+                    C_states,
+                    (batch, first + end // every - 1, head, p_tile, 0),
+                    (1, 1, 1, TILE_P, TILE_N),
+                    ct.transpose(C_tile),
+                )
+                if p_tile == 0:
+                    store(N_states, (batch, first + end // every - 1, head, 0), (1, 1, 1, TILE_N), N_tile)
 
     if last:
         store(C_final, (sequence, head, p_tile, 0), (1, 1, TILE_P, TILE_N), ct.transpose(C_tile))
@@ -417,8 +431,8 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
     *,
     C0: Tensor | None = None, N0: Tensor | None = None, cu_seqlens: Tensor | None = None, seq_idx: Tensor | None = None,
-    mask: Tensor | None = None, config: Config | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    mask: Tensor | None = None, states_every: int | None = None, config: Config | None = None,
+) -> tuple[Tensor, ...]:
     """mLSTM with sigmoid gates (Beck et al. 2024, arXiv 2405.04517; Beck et al. 2025, arXiv 2503.14376).
 
     Returns y[b t h p], the final state C[b h p n], the final state N[b h n].
@@ -435,6 +449,10 @@ def forward(
     seq_idx: [b t], int32 or int64: a sequence begins wherever it changes; initial states enter the first of a
     row, final ones are those of its last
     mask: [b t], bool: tokens where it is false leave states as they are, and their outputs are 0
+    states_every: a multiple of `config.chunk`: C_states[b blocks h p n], N_states[b blocks h n], float32, are
+    returned last: entry i is the state after token (i + 1) * states_every, for every whole block of so many
+    tokens. Sequences that begin at token `start` of a row count from there, and their entries from start //
+    states_every; entries that none has are 0. Not with `mask`
 
     On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
     missing input, a dtype, rank, size, device or range.
@@ -450,16 +468,14 @@ def forward(
         LAYER, config, CONFIGS, digest=SPEC_DIGEST, variant=VARIANT, present=_tuned.present({"packed": sequences}),
         size=size, dtypes=(v.dtype, i.dtype, f.dtype), x=v,
     )
+    _packed.check_every(LAYER, states_every, config.chunk, mask)
     if _rt.runs_kernels(v):
-        found: tuple[Tensor, Tensor, Tensor] = _cut.run(
-            LAYER, _segmented, sequences, (q, k, v, i, f), (), (C0, N0), size, config
-        )
-        return found
+        return _cut.run(LAYER, _segmented, sequences, (q, k, v, i, f), (), (C0, N0), size, config, states_every)
     if C0 is None:
         C0 = _packed.zeros(LAYER, "C", size, v)
     if N0 is None:
         N0 = _packed.zeros(LAYER, "N", size, v)
-    return _packed.each(LAYER, _portable, sequences, (q, k, v, i, f), (), (C0, N0), size, config.chunk)
+    return _packed.each(LAYER, _portable, sequences, (q, k, v, i, f), (), (C0, N0), size, config.chunk, states_every)
 
 
 def init_state(
@@ -475,7 +491,8 @@ def init_state(
 
 def _segmented(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C0: Tensor | None, N0: Tensor | None, y: Tensor,
-    C_final: Tensor, N_final: Tensor, sequences: _packed.Sequences | None, config: Config,
+    C_final: Tensor, N_final: Tensor, C_states: Tensor | None, N_states: Tensor | None, states_every: int,
+    sequences: _packed.Sequences | None, config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
     size_h, size_p, size_n, size_b, size_t = q.shape[2], v.shape[3], q.shape[3], q.shape[0], q.shape[1]
@@ -534,9 +551,11 @@ def _segmented(
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
             q, k, v, _rt.given(C0, C_final), _rt.given(N0, N_final), C_left, C_part, N_left, N_part, decay_sum, write,
-            cut.segment_table, y, C_final, N_final, cut.per_segment, config.latency_k, _rt.PRECISION[config.scores],
+            cut.segment_table, y, C_final, N_final, _rt.given(C_states, C_final), _rt.given(N_states, N_final),
+            states_every, cut.per_segment, config.latency_k, _rt.PRECISION[config.scores],
             _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra], _rt.PRECISION[config.state],
             config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None, C0 is not None, N0 is not None,
+            C_states is not None,
         ),
         early=True,
     )
@@ -545,7 +564,8 @@ def _segmented(
 @_rt.without_autocast
 def _portable(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C: Tensor, N: Tensor, size: dict[str, int], chunk: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+    states_every: int | None,
+) -> tuple[Tensor, ...]:
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((q, k, v, i, f, C, N))
     out_dtype = v.dtype
@@ -557,6 +577,7 @@ def _portable(
     # mlstm.ssd:13  write = sigmoid(i) / sqrt(size(n))
     write = torch.sigmoid(i) / torch.sqrt(size_n)  # [B, L, H]
     y_pieces = []
+    prefixes = []
     for start in range(0, size["t"], chunk):
         now = slice(start, start + chunk)
         token = torch.arange(min(chunk, size["t"] - start), dtype=dtype, device=v.device)
@@ -589,8 +610,10 @@ def _portable(
         carry = write_now * torch.exp2(_rt.minimum(decay_end[:, None, :] - decay_sum, 0.0))  # [B, L, H]
         N_gained = torch.einsum("bthn->bhn", carry[:, :, :, None] * k_now)  # [B, H, N]
         N = torch.exp2(decay_end)[:, :, None] * N + N_gained  # [B, H, N]
+        if _rt.ends_block(start + chunk, states_every, size["t"]):
+            prefixes.append((C, N))
     y = _rt.joined(y_pieces, 1, (size["b"], size["t"], size["h"], size["p"]), v).to(out_dtype)
-    return y, C, N
+    return y, C, N, *_rt.stacked(prefixes, (C, N), states_every)
 
 
 def step(

@@ -156,23 +156,26 @@ def walk_out(
     segment_table: ct.Array,
     y: ct.Array,
     S_final: ct.Array,
-    size_n: float, per_segment: int,
+    S_states: ct.Array,
+    size_n: float, every: int, per_segment: int,
     LATENCY_K: ct.Constant[int], SCORES: ct.Constant[int], CARRIED: ct.Constant[int], LATENCY_V: ct.Constant[int],
     INTRA: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
     TILE_P: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
     await_previous()
     heads = S_final.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane = batch, batch
+    sequence, lane, first = batch, batch, 0
     segment, origin = ct.bid(1), 0
     last = segment == ct.num_blocks(1) - 1
     if PACKED:
         row = batch
         sequence, batch, start, stop, _, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
+        if KEPT:
+            first = start // every  # rounded down: see `_cut`
         q, k = q.slice(1, start, stop), k.slice(1, start, stop)
         v, y = v.slice(1, start, stop), y.slice(1, start, stop)
     length = q.shape[1]
@@ -220,6 +223,15 @@ def walk_out(
         S_tile = dot(  # [N, P]
             ct.transpose(k_tile), ct.astype(v_tile, ct.float32) * carry[:, None], exp2(decay_end) * S_tile, STATE
         )
+        if KEPT:
+            end = chunk * CHUNK + CHUNK
+            if end % every == 0 and end <= length:
+                store(
+                    S_states,
+                    (batch, first + end // every - 1, head, p_tile, 0),
+                    (1, 1, 1, TILE_P, TILE_N),
+                    ct.transpose(S_tile),
+                )
 
     if last:
         store(S_final, (sequence, head, p_tile, 0), (1, 1, TILE_P, TILE_N), ct.transpose(S_tile))
@@ -271,8 +283,8 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor,
     *,
     S0: Tensor | None = None, cu_seqlens: Tensor | None = None, seq_idx: Tensor | None = None,
-    mask: Tensor | None = None, config: Config | None = None,
-) -> tuple[Tensor, Tensor]:
+    mask: Tensor | None = None, states_every: int | None = None, config: Config | None = None,
+) -> tuple[Tensor, ...]:
     """Retention with a constant decay a head (Sun et al. 2023, arXiv 2307.08621).
 
     Returns y[b t h p], the final state S[b h p n].
@@ -286,6 +298,10 @@ def forward(
     seq_idx: [b t], int32 or int64: a sequence begins wherever it changes; initial states enter the first of a
     row, final ones are those of its last
     mask: [b t], bool: tokens where it is false leave states as they are, and their outputs are 0
+    states_every: a multiple of `config.chunk`: S_states[b blocks h p n], float32, are returned last: entry i is
+    the state after token (i + 1) * states_every, for every whole block of so many tokens. Sequences that begin
+    at token `start` of a row count from there, and their entries from start // states_every; entries that none
+    has are 0. Not with `mask`
 
     On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
     missing input, a dtype, rank, size, device or range.
@@ -301,12 +317,12 @@ def forward(
         LAYER, config, CONFIGS, digest=SPEC_DIGEST, variant=VARIANT, present=_tuned.present({"packed": sequences}),
         size=size, dtypes=(v.dtype,), x=v,
     )
+    _packed.check_every(LAYER, states_every, config.chunk, mask)
     if _rt.runs_kernels(v):
-        found: tuple[Tensor, Tensor] = _cut.run(LAYER, _segmented, sequences, (q, k, v), (), (S0,), size, config)
-        return found
+        return _cut.run(LAYER, _segmented, sequences, (q, k, v), (), (S0,), size, config, states_every)
     if S0 is None:
         S0 = _packed.zeros(LAYER, "S", size, v)
-    return _packed.each(LAYER, _portable, sequences, (q, k, v), (), (S0,), size, config.chunk)
+    return _packed.each(LAYER, _portable, sequences, (q, k, v), (), (S0,), size, config.chunk, states_every)
 
 
 def init_state(
@@ -318,8 +334,8 @@ def init_state(
 
 
 def _segmented(
-    q: Tensor, k: Tensor, v: Tensor, S0: Tensor | None, y: Tensor, S_final: Tensor, sequences: _packed.Sequences | None,
-    config: Config,
+    q: Tensor, k: Tensor, v: Tensor, S0: Tensor | None, y: Tensor, S_final: Tensor, S_states: Tensor | None,
+    states_every: int, sequences: _packed.Sequences | None, config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
     size_h, size_p, size_n, size_b, size_t = q.shape[2], v.shape[3], q.shape[3], q.shape[0], q.shape[1]
@@ -351,10 +367,11 @@ def _segmented(
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
-            q, k, v, _rt.given(S0, S_final), S_left, S_part, cut.segment_table, y, S_final, float(size_n),
-            cut.per_segment, config.latency_k, _rt.PRECISION[config.scores], _rt.PRECISION[config.carried],
-            config.latency_v, _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk,
-            _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None,
+            q, k, v, _rt.given(S0, S_final), S_left, S_part, cut.segment_table, y, S_final,
+            _rt.given(S_states, S_final), float(size_n), states_every, cut.per_segment, config.latency_k,
+            _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra],
+            _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None,
+            S0 is not None, S_states is not None,
         ),
         early=True,
     )
@@ -362,8 +379,8 @@ def _segmented(
 
 @_rt.without_autocast
 def _portable(
-    q: Tensor, k: Tensor, v: Tensor, S: Tensor, size: dict[str, int], chunk: int,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, S: Tensor, size: dict[str, int], chunk: int, states_every: int | None,
+) -> tuple[Tensor, ...]:
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((q, k, v, S))
     out_dtype = v.dtype
@@ -373,6 +390,7 @@ def _portable(
     index_h = torch.arange(size["h"], dtype=dtype, device=v.device)
     decay_log2 = _rt.minimum(_rt.maximum(torch.log1p(-torch.exp2(-5.0 - index_h)) * LOG2E, -128.0), 0.0)  # [H]
     y_pieces = []
+    prefixes = []
     for start in range(0, size["t"], chunk):
         now = slice(start, start + chunk)
         token = torch.arange(min(chunk, size["t"] - start), dtype=dtype, device=v.device)
@@ -398,8 +416,10 @@ def _portable(
         carry = 1.0 / torch.sqrt(size_n) * torch.exp2(_rt.minimum(decay_end[None, :] - decay_sum, 0.0))  # [L, H]
         S_gained = torch.einsum("bthp,bthn->bhpn", v_now, carry[None, :, :, None] * k_now)  # [B, H, P, N]
         S = torch.exp2(decay_end)[None, :, None, None] * S + S_gained  # [B, H, P, N]
+        if _rt.ends_block(start + chunk, states_every, size["t"]):
+            prefixes.append((S,))
     y = _rt.joined(y_pieces, 1, (size["b"], size["t"], size["h"], size["p"]), v).to(out_dtype)
-    return y, S
+    return y, S, *_rt.stacked(prefixes, (S,), states_every)
 
 
 def step(

@@ -16,7 +16,7 @@ from ssdgen.ir.layer import INFINITY, Output, State, Tensor
 from ssdgen.ir.plan import GroupKernel, Kernel, OutputKernel, Parameter, Plan, WalkKernel, Workspace
 from ssdgen.ir.portable import PortableInput, PortableOutput
 from ssdgen.ir.schedule import PRODUCTS
-from ssdgen.plan.names import host_scope, key_inputs
+from ssdgen.plan.names import EVERY, host_scope, key_inputs
 
 PACKINGS = ("cu_seqlens", "seq_idx", "mask")
 """The arguments of `forward` that cut its tokens into sequences."""
@@ -68,6 +68,10 @@ class Host:
         """The variable of what a state is before each token."""
         return self._names.of("kept", f"{state}_before")
 
+    def prefixes(self, state: str) -> str:
+        """The variable of what a state is at the ends of blocks."""
+        return self._names.of("prefixes", f"{state}_states")
+
     def final(self, state: str) -> str:
         """The variable that is the final state."""
         return self._names.of("final", f"{state}_final")
@@ -100,6 +104,7 @@ class Host:
             "outputs": outputs,
             "results": [*(o.host for o in outputs), *finals],
             "portable_results": [*(o.host for o in outputs), *(self.host(s.name) for s in layer.states)],
+            "portable_states": tupled([self.host(s.name) for s in layer.states]),
             "rearranged": self._rearranged(),
             "widened": self.each(
                 [self.host(t.name) for t in layer.inputs if t.name not in self._rearranged()], "v.to(dtype)"
@@ -129,7 +134,17 @@ class Host:
             column = f"size_{plan.form.states[0].column_axis}"
         sizes = f"size_{layer.batch}, size_{layer.time}, config.chunk"
         return {
-            "kernels_call": ["LAYER", f"_{plan.config.plan}", "sequences", inputs, scalars, initials, "size", "config"],
+            "kernels_call": [
+                "LAYER",
+                f"_{plan.config.plan}",
+                "sequences",
+                inputs,
+                scalars,
+                initials,
+                "size",
+                "config",
+                EVERY,
+            ],
             "packs": isinstance(plan.kernels[-1], WalkKernel),
             "plan_arguments": self._plan_arguments(),
             "indexable": self.each(
@@ -166,13 +181,14 @@ class Host:
         args += [f"{self.host(p.name)}: float = {number(p.default)}" for p in layer.params]
         args += [f"{self.initial(s.name)}: Tensor | None = None" for s in layer.states]
         args += [f"{name}: Tensor | None = None" for name in PACKINGS]
-        return [*args, "config: Config | None = None"]
+        return [*args, f"{EVERY}: int | None = None", "config: Config | None = None"]
 
     def _portable_arguments(self) -> list[str]:
         layer = self._layer
         args = [f"{self.host(t.name)}: Tensor{' | None' if t.optional else ''}" for t in layer.inputs]
         names = [p.name for p in layer.params] + [s.name for s in layer.states]
-        return [*args, *(f"{self.host(name)}: Tensor" for name in names), "size: dict[str, int]", "chunk: int"]
+        sizes = ["size: dict[str, int]", "chunk: int", f"{EVERY}: int | None"]
+        return [*args, *(f"{self.host(name)}: Tensor" for name in names), *sizes]
 
     def _plan_arguments(self) -> list[str]:
         layer = self._layer
@@ -181,14 +197,15 @@ class Host:
         args += [f"{self.initial(s.name)}: Tensor | None" for s in layer.states]
         args += [f"{self.host(o.name)}: Tensor" for o in layer.outputs]
         args += [f"{self.final(s.name)}: Tensor" for s in layer.states]
-        return [*args, "sequences: _packed.Sequences | None", "config: Config"]
+        args += [f"{self.prefixes(s.name)}: Tensor | None" for s in layer.states]
+        return [*args, f"{EVERY}: int", "sequences: _packed.Sequences | None", "config: Config"]
 
     def _portable_call(self, initials: list[str]) -> list[str]:
         layer, leader = self._layer, self.host(self._plan.leader)
         inputs = [self.host(t.name) for t in layer.inputs]
         scalars = [f"_rt.scalar({self.host(p.name)}, {leader})" for p in layer.params]
         groups = [tupled(items) for items in (inputs, scalars, initials)]
-        return ["LAYER", "_portable", "sequences", *groups, "size", "config.chunk"]
+        return ["LAYER", "_portable", "sequences", *groups, "size", "config.chunk", EVERY]
 
     def _output(self, o: Output) -> _Output:
         layer = self._layer
@@ -307,6 +324,9 @@ class Host:
                 return f"_rt.given({self.initial(state)}, {self.final(state)})"
             case "final":
                 return self.final(p.argument.removesuffix("_final"))
+            case "prefixes":
+                state = p.argument.removesuffix("_states")
+                return f"_rt.given({self.prefixes(state)}, {self.final(state)})"
             case "workspace":
                 return self._names.of("workspace", p.argument)
             case "output":
@@ -318,6 +338,8 @@ class Host:
         """The host expression that sets a flag."""
         if argument == "shared":
             return argument
+        if argument == EVERY:
+            return f"{self.prefixes(self._layer.states[0].name)} is not None"
         states = {f"{s.name}0": self.initial(s.name) for s in self._layer.states}
         name = "sequences" if argument == "sequences" else states.get(argument) or self.host(argument)
         return f"{name} is not None"
@@ -346,7 +368,11 @@ class Host:
             " row, final ones are those of its last",
             f"mask: {plane}, bool: tokens where it is false leave states as they are, and their outputs are 0",
         ]
+        kept = ", ".join(f"{s.name}_states[{' '.join((s.axes[0], 'blocks', *s.axes[1:]))}]" for s in layer.states)
         lines += [
+            f"{EVERY}: a multiple of `config.chunk`: {kept}, float32, are returned last: entry i is the state after token"
+            f" (i + 1) * {EVERY}, for every whole block of so many tokens. Sequences that begin at token `start` of a row"
+            f" count from there, and their entries from start // {EVERY}; entries that none has are 0. Not with `mask`",
             "",
             "On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a"
             " missing input, a dtype, rank, size, device or range.",

@@ -8,7 +8,7 @@ from ssdgen.emit.layout import INDENT, assign, broken
 from ssdgen.emit.printer import CUTILE, TORCH, Printer
 from ssdgen.ir.expr import Axes, Const, Expr, Ref, axes_of, merge_axes, mul
 from ssdgen.ir.layer import Layer
-from ssdgen.ir.plan import KEY, Cumsum, Dot, Last, Let, Load, Magnitude, Round, Statement, Store, When, Zeros
+from ssdgen.ir.plan import KEY, Cumsum, Dot, If, Last, Let, Load, Magnitude, Round, Statement, Store, When, Zeros
 from ssdgen.ir.portable import AddProduct, Einsum, PortableStatement, Scale, Shift, Slice
 
 
@@ -76,16 +76,17 @@ class CutileStatements:
                 return assign(target.name, f"ct.astype({value.name}, {array}.dtype)", indent)
             case Store():
                 return self._store(s, indent)
-            case When():
-                return self._when(s, indent)
+            case When(flag=flag, body=body, otherwise=otherwise):
+                return self._branches(((f"if {flag}:", body), ("else:", otherwise)), indent)
+            case If(condition=condition, body=body):
+                return self._branches(((f"if {condition}:", body),), indent)
 
     def extents(self, axes: Axes) -> str:
         """The shape of a tile with these axes."""
         time = (self._layer.time, KEY)
         return _tuple("CHUNK" if a in time else f"TILE_{a.upper()}" for a in axes)
 
-    def _when(self, s: When, indent: str) -> str:
-        parts = ((f"if {s.flag}:", s.body), ("else:", s.otherwise))
+    def _branches(self, parts: Iterable[tuple[str, tuple[Statement, ...]]], indent: str) -> str:
         lines = [
             "\n".join([f"{indent}{head}", *(self.statement(x, indent + INDENT) for x in body)])
             for head, body in parts

@@ -30,25 +30,29 @@ CHUNKS = "chunk'"
 SEGMENTS = "segment'"
 """The axis of the segments that a sequence is cut into, along which their end states are stored."""
 
+BLOCKS = "block'"
+"""The axis of the blocks of tokens at whose ends a caller wants the states."""
+
 TILE_OPS: dict[str, int] = {"float32": 1, "where": 3, "ge": 2, "gt": 2, "lt": 2, "eq": 2, "and": 2}
 """Operations that occur in plans only, beside those of `ssdgen.ir.expr.OPS`."""
 
 Role = Literal[
-    "input", "initial", "workspace", "table", "output", "final", "state", "kept", "slots", "scalar", "constant", "flag"
-]
+    "input", "initial", "workspace", "table", "output", "final", "prefixes", "state", "kept", "slots", "scalar", "constant",
+    "flag",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter of a kernel.
 
-    Arrays (input, initial state, workspace, table of packed sequences, output, final state; of steps the `state` that is
-    updated in place, what it is before each token, `kept`, and the `slots` of a pool) have `axes`, in the order of
-    the array's dimensions, and a `dtype`: a fixed one, or `like NAME` for that of an input. `scalar` is a number passed at
-    run time (f32 or i32), `constant` an int and `flag` a bool that specialise the kernel. `argument` is the layer's name for
-    what the host passes, a workspace, a config field, or what a flag asks for; with `per_head` that tensor is passed with
-    its group axis, at this dimension, repeated to one entry a head. An array that only code under a flag reads may be a
-    stand-in when the flag is not set.
+    Arrays (input, initial state, workspace, table of packed sequences, output, final state, `prefixes`: states at the ends of
+    blocks of tokens; of steps the `state` that is updated in place, what it is before each token, `kept`, and the `slots` of
+    a pool) have `axes`, in the order of the array's dimensions, and a `dtype`: a fixed one, or `like NAME` for that of an
+    input. `scalar` is a number passed at run time (f32 or i32), `constant` an int and `flag` a bool that specialise the
+    kernel. `argument` is the layer's name for what the host passes, a workspace, a config field, or what a flag asks for;
+    with `per_head` that tensor is passed with its group axis, at this dimension, repeated to one entry a head. An array that
+    only code under a flag reads may be a stand-in when the flag is not set.
     """
 
     name: str
@@ -177,15 +181,25 @@ class When:
     otherwise: tuple[Statement, ...] = ()
 
 
-Statement = Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Round | Store | When
+@dataclass(frozen=True, slots=True)
+class If:
+    """`body` where `condition` holds, which is known when the kernel runs."""
+
+    condition: str
+    body: tuple[Statement, ...]
+
+
+Statement = Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Round | Store | When | If
 
 
 def flattened(statements: Iterable[Statement]) -> Iterator[Statement]:
-    """Every statement, those under flags too."""
+    """Every statement, those under flags and conditions too."""
     for s in statements:
         yield s
         if isinstance(s, When):
             yield from flattened((*s.body, *s.otherwise))
+        elif isinstance(s, If):
+            yield from flattened(s.body)
 
 
 @dataclass(frozen=True, slots=True)

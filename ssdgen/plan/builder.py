@@ -13,6 +13,7 @@ from ssdgen.ir.plan import (
     Config,
     Cumsum,
     Dot,
+    If,
     Last,
     Let,
     Load,
@@ -42,6 +43,7 @@ LOCALS = frozenset(
         "valid",
         "block",
         "end",
+        "first",
         "head_index",
         "segment",
         "into",
@@ -278,7 +280,7 @@ def _operands(statement: Statement) -> tuple[Expr, ...]:
             return (value, target)
         case Dot(factors=factors, accumulator=accumulator):
             return (*factors, accumulator)
-        case Load() | Zeros() | When():
+        case Load() | Zeros() | When() | If():
             return ()
 
 
@@ -306,5 +308,7 @@ def _map(statement: Statement, widened: set[str], rule: Callable[[Expr], Expr | 
         case When(body=body, otherwise=otherwise):
             mapped = (tuple(_map(s, widened, rule) for s in part) for part in (body, otherwise))
             return When(statement.flag, *mapped)
+        case If(body=body):
+            return replace(statement, body=tuple(_map(s, widened, rule) for s in body))
         case Last() | Magnitude() | Round() | Zeros():
             return statement

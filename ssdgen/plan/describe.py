@@ -14,6 +14,7 @@ from ssdgen.ir.plan import (
     Cumsum,
     Dot,
     GroupKernel,
+    If,
     Knob,
     Last,
     Let,
@@ -110,14 +111,17 @@ def _after(after: Iterable[tuple[str, tuple[Statement, ...]]]) -> Iterator[str]:
 
 def _statements(statements: Iterable[Statement], indent: str = "  ") -> Iterator[str]:
     for statement in statements:
-        if not isinstance(statement, When):
+        if isinstance(statement, If):
+            yield f"{indent}if {_host(statement.condition)}"
+            yield from _statements(statement.body, f"{indent}  ")
+        elif isinstance(statement, When):
+            yield f"{indent}if {statement.flag}"
+            yield from _statements(statement.body, f"{indent}  ")
+            if statement.otherwise:
+                yield f"{indent}else"
+                yield from _statements(statement.otherwise, f"{indent}  ")
+        else:
             yield indent + _statement(statement)
-            continue
-        yield f"{indent}if {statement.flag}"
-        yield from _statements(statement.body, f"{indent}  ")
-        if statement.otherwise:
-            yield f"{indent}else"
-            yield from _statements(statement.otherwise, f"{indent}  ")
 
 
 def _statement(statement: Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Round | Store) -> str:

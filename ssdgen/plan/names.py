@@ -59,8 +59,12 @@ RESERVED = frozenset(
 )
 """Names that emitted modules use at module level or take from Python; no name of a spec may stand for another there."""
 
-PACKED, SHARED = "PACKED", "SHARED"
-"""The flags of kernels compiled for packed sequences, and for products of vectors that groups of heads share."""
+PACKED, SHARED, KEPT = "PACKED", "SHARED", "KEPT"
+"""The flags of kernels compiled for packed sequences, for products of vectors that groups of heads share, and for callers who
+keep states between the first and the last."""
+
+EVERY = "states_every"
+"""The argument of `forward`, and the number in kernels, of tokens in a block at whose end states are kept."""
 
 CONSTANT = re.compile(
     "(CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE|WITH_.*|PACKED|SHARED|INDEXED|KEPT|WHOLE)(?<!_)"
@@ -144,7 +148,9 @@ HOST_LOCALS = frozenset(
         "out",
         "slots",
         "whole",
+        "prefixes",
     }
+    | {EVERY}
     | {"chunk_cumsum", "token_step", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}
 )
 """Names that the host functions of an emitted module use themselves, and of the kernels they launch."""

@@ -1,8 +1,9 @@
 """Where a block stands: in a batch by the grid alone, in packed sequences by a row of a table that the host made.
 
 Inputs and outputs are read at (`batch`, chunk); packed, they are cut to the sequence first, so that its chunks are counted
-from its own first token. States have an entry a `sequence`. Workspaces have a `lane` with a `slot` for every chunk: a batch
-entry's chunks, or, packed, those of all sequences in one lane.
+from its own first token. States have an entry a `sequence`; those that are kept at the ends of its blocks of tokens have
+places from its `first` on. Workspaces have a `lane` with a `slot` for every chunk: a batch entry's chunks, or, packed, those
+of all sequences in one lane.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from ssdgen.ir.plan import Parameter, Slot
 from ssdgen.plan.builder import KernelBuilder, Unsupported
-from ssdgen.plan.names import PACKED
+from ssdgen.plan.names import EVERY, KEPT, PACKED
 
 CHUNK_TABLE, SEGMENT_TABLE = "chunk_table", "segment_table"
 
@@ -55,9 +56,12 @@ def walk_position(builder: KernelBuilder, heads: str, segmented: bool, ends: boo
     sequence = "sequence" if any(p.role in ("initial", "final") for p in arrays) else "_"
     slot = "slot" if any(p.role == "workspace" and time in p.axes for p in arrays) else "_"
     found = f"{sequence}, batch, start, stop, {slot}, {'segment, last' if segmented else '_, _'}"
+    every = next((p.name for p in arrays if (p.role, p.argument) == ("scalar", EVERY)), "")
+    blocks = [f"    if {KEPT}:", f"        first = start // {every}  # rounded down: see `_cut`"] if every else []
     skip = ["    stop = ct.where(last, start, stop)  # nothing enters a segment after the last"] if ends else []
-    placed = {"sequence": "batch", "lane": "batch", "slot": "0"}
-    placed = {name: value for name, value in placed.items() if name in ("lane", sequence, slot)}
+    placed = {"sequence": "batch", "lane": "batch", "slot": "0", "first": "0"}
+    named = ("lane", sequence, slot, "first" if every else "")
+    placed = {name: value for name, value in placed.items() if name in named}
     return [
         f"heads = {heads}",
         "batch, head = ct.bid(0) // heads, ct.bid(0) % heads",
@@ -69,6 +73,7 @@ def walk_position(builder: KernelBuilder, heads: str, segmented: bool, ends: boo
         f"    {found} = segment_at({SEGMENT_TABLE}, batch)",
         *(["    lane, origin = 0, row - segment"] if segmented else ["    lane = 0"]),
         *skip,
+        *blocks,
         *_sliced(builder),
         length_line(builder),
     ]

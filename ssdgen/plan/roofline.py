@@ -29,6 +29,7 @@ from ssdgen.ir.plan import (
     AnyKernel,
     Dot,
     GroupKernel,
+    If,
     Load,
     OutputKernel,
     Parameter,
@@ -276,6 +277,8 @@ class _Point:
         for s in statements:
             if isinstance(s, When):
                 yield from self.active(kernel, s.body if s.flag in set_flags else s.otherwise)
+            elif isinstance(s, If):
+                yield from self.active(kernel, s.body)
             else:
                 yield s
 

@@ -29,7 +29,7 @@ from ssdgen.ir.plan import (
 from ssdgen.plan.lower import exp2
 from ssdgen.plan.place import SEGMENT_TABLE, declare_packed, walk_position
 from ssdgen.plan.reads import Parts, combine, contract, output, shared_axes
-from ssdgen.plan.states import advance
+from ssdgen.plan.states import advance, keep
 from ssdgen.plan.walk import WalkBuilder, channels_of, tile_constant
 
 STATES, WALK = "segment_states", "walk_out"
@@ -121,7 +121,10 @@ def walk_kernel(form: ChunkForm, config: Config, segmented: bool) -> WalkKernel:
     moves: list[Statement] = []
     for state in form.states:
         advance(builder, state, carried[state.name], parts.before, moves)
-    after = tuple(_final(builder, form, state, carried[state.name], segmented) for state in form.states)
+    owned = {s.name: _owned(form, s) for s in form.states}
+    moves.append(keep(builder, *((s, carried[s.name], owned[s.name]) for s in form.states)))
+    ends = ("last",) if segmented else ()
+    after = tuple(_final(builder, s, carried[s.name], *ends, *owned[s.name]) for s in form.states)
     if segmented:
         builder.declare(Parameter("per_segment", "scalar", "cut.per_segment", dtype="i32"))
     builder.constant("chunk")
@@ -211,15 +214,17 @@ def _jump(builder: WalkBuilder, state: ChunkState, carried: Ref) -> list[Stateme
     return statements
 
 
+def _owned(form: ChunkForm, state: ChunkState) -> tuple[str, ...]:
+    """Which blocks store a state: of a vector state, which those of all rows have, those of the first rows."""
+    row, _ = shared_axes(form)
+    return (f"{row}_tile == 0",) if state.row_axis is None and row is not None else ()
+
+
 def _final(
-    builder: WalkBuilder, form: ChunkForm, state: ChunkState, carried: Ref, segmented: bool
+    builder: WalkBuilder, state: ChunkState, carried: Ref, *conditions: str
 ) -> tuple[str, tuple[Statement, ...]]:
-    """The store of a final state: by the blocks of the last segment, and of a vector state by those of the first rows."""
+    """The store of a final state."""
     name = f"{state.name}_final"
     final = builder.declare(Parameter(name, "final", name, state.axes, "f32"))
-    conditions = ["last"] if segmented else []
-    row, _ = shared_axes(form)
-    if state.row_axis is None and row is not None:
-        conditions.append(f"{row}_tile == 0")
     store = Store(final, builder.slots(final), carried, builder.tile_axes(state.axes))
     return " and ".join(conditions), (store,)

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
 from ssdgen.ir.expr import ONE, Apply, Contract, Expr, Ref, mul
-from ssdgen.ir.plan import CHUNKS, Config, Dot, Let, Parameter, StateKernel, Statement, Store, Workspace
+from ssdgen.ir.plan import (
+    BLOCKS,
+    CHUNKS,
+    Config,
+    Dot,
+    If,
+    Let,
+    Parameter,
+    Slot,
+    StateKernel,
+    Statement,
+    Store,
+    When,
+    Workspace,
+)
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.decays import decay_sums, decayed, grown, weight_tile
+from ssdgen.plan.names import EVERY, KEPT, PACKED
 from ssdgen.plan.place import length_line
 from ssdgen.plan.walk import WalkBuilder, channels_of, entry_axes, entry_dtype, widen
 
@@ -32,6 +47,7 @@ def state_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKer
     final = builder.declare(Parameter(final, "final", final, state.axes, "f32"))
     latency = builder.latency(state.name)
     enter: list[Statement] = [Store(entry, builder.slots(entry), carried, channels, latency)]
+    step.append(keep(builder, (state, carried, ())))
     kept = builder.tile_axes(state.axes)
     after: list[Statement] = [Store(final, builder.slots(final), carried, kept)]
     builder.constant("chunk")
@@ -88,6 +104,25 @@ def advance(
             carry = builder.known[key] = builder.name_value(step, "carry", carry, note)
         step.append(_add_input(builder, carried, total, carry, row, column))
         total = carried
+
+
+def keep(builder: WalkBuilder, *carried: tuple[ChunkState, Ref, tuple[str, ...]]) -> When:
+    """Store states at the end of a chunk that is the end of a whole block of tokens, if the caller wants those.
+
+    Each state comes with the tile that is carried and the conditions under which a thread block is the one that stores it.
+    """
+    every = builder.declare(Parameter("every", "scalar", EVERY, dtype="i32"))
+    origin = "first + " if PACKED in builder.parameters else ""
+    builder.place[BLOCKS] = Slot(BLOCKS, f"{origin}end // {every} - 1", "1")
+    end = Let(Ref("end"), Apply("add", (mul(Ref("chunk"), Ref("CHUNK")), Ref("CHUNK"))))
+    stores: list[Statement] = []
+    for state, tile, conditions in carried:
+        name = f"{state.name}_states"
+        batch, *rest = state.axes
+        kept = builder.declare(Parameter(name, "prefixes", name, (batch, BLOCKS, *rest), "f32"))
+        store = Store(kept, builder.slots(kept), tile, builder.tile_axes(state.axes))
+        stores.append(If(" and ".join(conditions), (store,)) if conditions else store)
+    return When(builder.flag(KEPT, EVERY), (end, If(f"end % {every} == 0 and end <= length", tuple(stores))))
 
 
 def _add_input(builder: WalkBuilder, state: Ref, total: Expr, carry: Expr, row: Expr | None, column: Expr) -> Statement:

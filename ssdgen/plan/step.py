@@ -20,6 +20,7 @@ from ssdgen.ir.step import Move
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.config import DTYPES
 from ssdgen.plan.lower import decay_of, finite_on_padding, inline
+from ssdgen.plan.names import KEPT
 from ssdgen.plan.place import length_line
 from ssdgen.plan.portable_step import portable_step
 from ssdgen.plan.reads import Parts, output, shared_axes
@@ -189,7 +190,7 @@ def _keep(builder: StepBuilder, move: Move, tile: Ref) -> When:
     batch, *rest = move.axes
     kept = builder.declare(Parameter(name, "kept", name, (batch, layer.time, *rest), "state"))
     store = Store(kept, builder.slots(kept), tile, tile.axes, whole=builder.whole)
-    return When(builder.flag("KEPT", "before"), (store,))
+    return When(builder.flag(KEPT, "before"), (store,))
 
 
 def _leave(builder: StepBuilder, move: Move, tile: Ref) -> Store:

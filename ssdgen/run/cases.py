@@ -78,18 +78,23 @@ def kernel_trials(plan: Plan, given: Mapping[str, int] | None = None) -> Iterato
         yield replace(trial, config=exact)
     for trial in memories(accurate):
         yield replace(trial, config=exact)
-    channels = [a for a in accurate.sizes if a not in _outer_axes(layer)]
+    channels = _channels(layer)
     yield Trial("every channel axis 1", resized(accurate, dict.fromkeys(channels, 1)), exact)
-    wide = {a: 136 - 64 * i for i, a in enumerate(channels[:2])}
-    yield Trial("several tiles", resized(accurate, {layer.batch: 1} | wide), exact)
+    yield Trial("several tiles", resized(accurate, several_tiles(layer)), exact)
     odd = {layer.head: 3} | {g.axis: 1 for g in layer.groups}
     yield Trial("three heads, one group", resized(accurate, odd), exact)
     single = {layer.batch: 1, layer.head: 1} | {g.axis: 1 for g in layer.groups}
     yield Trial("one sequence, one head", resized(accurate, single), exact)
 
 
-def _outer_axes(layer: Layer) -> set[str]:
-    return {layer.batch, layer.time, layer.head, *(g.axis for g in layer.groups)}
+def several_tiles(layer: Layer) -> dict[str, int]:
+    """One sequence, whose channel axes are longer than a tile, and no multiple of one."""
+    return {layer.batch: 1} | {a: 136 - 64 * i for i, a in enumerate(_channels(layer)[:2])}
+
+
+def _channels(layer: Layer) -> list[str]:
+    outer = {layer.batch, layer.time, layer.head, *(g.axis for g in layer.groups)}
+    return [a.name for a in layer.axes if a.name not in outer]
 
 
 def resized(case: Case, sizes: Mapping[str, int], dtype: Dtype | None = None) -> Case:

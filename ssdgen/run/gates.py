@@ -60,7 +60,7 @@ def compile_checks(plan: Plan, module: ModuleType) -> tuple[Check, ...]:
     """One check for each kernel that `module` launches, compiled for one architecture; its note says what it uses."""
     if plan.refused:
         return (Check("kernels", "compile", 0.0, 0.0, passed=False, note=plan.refused, skipped=True),)
-    return _checks(build(compile_requests(plan, module, [ARCHITECTURE], ["bf16", "f32"], packed=True)))
+    return _checks(build(compile_requests(plan, module, [ARCHITECTURE], ["bf16", "f32"], packed=True, states=True)))
 
 
 def _checks(built: Build) -> tuple[Check, ...]:

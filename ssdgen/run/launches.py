@@ -23,12 +23,14 @@ def compile_requests(
     dtypes: Iterable[Dtype],
     note: str = "",
     packed: bool = False,
+    states: bool = False,
 ) -> tuple[CompileRequest, ...]:
     """Every kernel that `module`, emitted from `plan`, launches for aligned inputs of `dtypes`, once an architecture.
 
     Shapes are those of the class that is used most: the declared sizes, a multiple of 16 tokens, one group; every optional
-    input once present and once absent; steps too; with `packed` those for packed sequences too, if the plan has any. A
-    dtype that the layer does not take gives nothing. `note` ends every label.
+    input once present and once absent; steps too; with `packed` those for packed sequences too, if the plan has any; with
+    `states` those that keep states at the ends of blocks. A dtype that the layer does not take gives nothing. `note` ends
+    every label.
     """
     layer = plan.form.recurrence.layer
     found: dict[CompileRequest, list[str]] = {}
@@ -36,10 +38,11 @@ def compile_requests(
         if not takes(layer, dtype):
             continue
         subsets = _subsets([t.name for t in layer.inputs if t.optional])
-        ways = [(present, False) for present in subsets]
-        ways += [((), True)] if packed and isinstance(plan.kernels[-1], WalkKernel) else []
-        for present, sequences in ways:
-            for request in _launched(plan, module, dtype, present, sequences):
+        ways = [(present, False, False) for present in subsets]
+        ways += [((), True, False)] if packed and isinstance(plan.kernels[-1], WalkKernel) else []
+        ways += [((), False, True)] if states else []
+        for way in ways:
+            for request in _launched(plan, module, dtype, *way):
                 found.setdefault(replace(request, label=""), []).append(request.label)
         for request in _stepped(plan, module, dtype, subsets):
             found.setdefault(replace(request, label=""), []).append(request.label)
@@ -60,7 +63,7 @@ def _common(labels: list[str]) -> str:
 
 
 def _launched(
-    plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...], packed: bool
+    plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...], packed: bool, states: bool
 ) -> list[CompileRequest]:
     """The kernels of one call, with initial states."""
     layer = plan.form.recurrence.layer
@@ -68,8 +71,10 @@ def _launched(
     config = module.CONFIGS[DTYPES[dtype]]
     if hasattr(config, "segments"):  # a sequence this short would be one segment, and leave kernels out
         config = replace(config, segments=2)
-    label = " ".join([dtype, *(f"with {name}" for name in present), *(["packed"] if packed else [])])
-    call = Call(sizes, dtype, present, initial=True, packed=packed)
+    flags = [name for name, on in (("packed", packed), ("states kept", states)) if on]
+    label = " ".join([dtype, *(f"with {name}" for name in present), *flags])
+    every = config.chunk if states else 0
+    call = Call(sizes, dtype, present, initial=True, packed=packed, states_every=every)
     return [launch.request for launch in record(module, call, config, label)]
 
 

@@ -147,10 +147,11 @@ def _checks(
     own = [(part, dict(zip(names, uncut(run.keywords()), strict=True))) for part, run in runs]
     for name in names:
         alone = _together(plan, packing, name, [(part, v[name]) for part, v in own])
-        yield _equal(gate, f"{packing.name}: {name} as each alone", whole[name], alone)
+        yield same(gate, f"{packing.name}: {name} as each alone", whole[name], alone)
 
 
-def _equal(gate: Gate, name: str, got: torch.Tensor, want: torch.Tensor) -> Check:
+def same(gate: Gate, name: str, got: torch.Tensor, want: torch.Tensor) -> Check:
+    """Whether two tensors are equal bit for bit."""
     same = got.shape == want.shape and torch.equal(got, want)
     note = "" if same else f"{int((got != want).sum()) if got.shape == want.shape else 'all'} elements differ"
     return Check(name, gate, 0.0 if same else math.inf, 0.0, passed=same, note=note)
@@ -225,26 +226,26 @@ def causality_checks(gate: Gate, plan: Plan, call: Call, device: str = "cpu") ->
     for first in (1, chunk, chunk + 7):
         inputs = drawn(layer, whole, device)[1]
         before = call(inputs.keywords())
-        after = call(_changed(layer, inputs, first, -(-first // chunk) * chunk).keywords())
+        after = call(changed(layer, inputs, first, -(-first // chunk) * chunk).keywords())
         for o, one, other in zip(layer.outputs, before, after, strict=False):
             at = dict(plan.config.layouts).get(o.name, o.axes).index(layer.time)
             early, late = (v.narrow(at, 0, first) for v in (one, other))
-            yield _equal(gate, f"tokens from {first} on: {o.name} before", late, early)
+            yield same(gate, f"tokens from {first} on: {o.name} before", late, early)
     packed = Packing("two", "cu_seqlens", ((0, chunk + 3, 2 * chunk + 5),))
     inputs = drawn(layer, packed, device)[1]
     cut: dict[str, Any] = {packed.kind: packed.argument(device)}
     before = call({**inputs.keywords(), **cut})
-    after = call({**_changed(layer, inputs, chunk + 3, chunk + 3).keywords(), **cut})
+    after = call({**changed(layer, inputs, chunk + 3, chunk + 3).keywords(), **cut})
     for i, o in enumerate(layer.outputs):
         at = dict(plan.config.layouts).get(o.name, o.axes).index(layer.time)
         early, late = (v[i].narrow(at, 0, chunk + 3) for v in (before, after))
-        yield _equal(gate, f"another sequence: {o.name}", late, early)
+        yield same(gate, f"another sequence: {o.name}", late, early)
     for i, s in enumerate(layer.states, len(layer.outputs)):
         early, late = (v[i].narrow(s.axes.index(layer.batch), 0, 1) for v in (before, after))
-        yield _equal(gate, f"another sequence: {s.name}", late, early)
+        yield same(gate, f"another sequence: {s.name}", late, early)
 
 
-def _changed(layer: Layer, inputs: Inputs, first: int, invalid: int) -> Inputs:
+def changed(layer: Layer, inputs: Inputs, first: int, invalid: int) -> Inputs:
     """`inputs` with other values from token `first` on, and NaN from token `invalid` on where a range allows it."""
     tensors = {}
     for name, x in inputs.tensors.items():

@@ -51,7 +51,7 @@ class Call:
     `sizes` gives every axis its length and `dtype` that of the inputs that others are like; `present` are optional inputs
     that are passed. `forms` gives inputs without a time axis the number of their dimensions, 0 for an absent one; those
     not in it are passed in the widest form. `initial` says whether initial states are passed, `packed` whether
-    `cu_seqlens` is.
+    `cu_seqlens` is; `states_every` is passed unless it is 0.
     """
 
     sizes: Mapping[str, int]
@@ -60,6 +60,7 @@ class Call:
     forms: tuple[tuple[str, int], ...] = ()
     initial: bool = False
     packed: bool = False
+    states_every: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,8 @@ def blank(module: Any, call: Call) -> dict[str, Any]:
             arguments[names(f"{state}0")] = torch.empty([call.sizes[a] for a in axes])
     if call.packed:
         arguments["cu_seqlens"] = torch.tensor([0, call.sizes[layer.time]], dtype=torch.int32)
+    if call.states_every:
+        arguments["states_every"] = call.states_every
     return arguments
 
 

@@ -22,6 +22,7 @@ from ssdgen.ir.report import Check, Gate, Report
 from ssdgen.plan.names import arguments
 from ssdgen.run.cases import Trial, kernel_trials, portable_trials
 from ssdgen.run.checks import Expected, bound, compare, one_thread, poisoned_memory, relative_error
+from ssdgen.run.continuation import continuation_checks
 from ssdgen.run.emulate import EmulationError, launch
 from ssdgen.run.inputs import DTYPES, Case, Inputs, draw, in_order_of_equations
 from ssdgen.run.packing import packed_checks
@@ -59,6 +60,7 @@ def _checks(gate: Gate, plan: Plan, module: ModuleType, sizes: Mapping[str, int]
         for trial in portable_trials(plan, sizes):
             yield from run_trial(gate, plan, module, trial)
         yield from packed(gate, plan, module)
+        yield from continued(gate, plan, module)
         yield from stepped(gate, plan, module)
     elif gate == "peer":
         yield from peer_checks(plan.form.recurrence.layer, module.forward, gpu)
@@ -71,6 +73,7 @@ def _checks(gate: Gate, plan: Plan, module: ModuleType, sizes: Mapping[str, int]
             for trial in kernel_trials(plan, sizes):
                 yield from run_trial(gate, plan, module, trial)
             yield from packed(gate, plan, module)
+            yield from continued(gate, plan, module)
             yield from stepped(gate, plan, module)
     else:
         raise ValueError(f"verify makes no {gate} checks")
@@ -94,6 +97,23 @@ def packed(gate: Gate, plan: Plan, module: ModuleType) -> Iterator[Check]:
         return expected(gate, plan, inputs, Trial("packed", case))
 
     return packed_checks(gate, plan, call, uncut, truth, "cuda" if gate == "hardware" else "cpu")
+
+
+def continued(gate: Gate, plan: Plan, module: ModuleType) -> Iterator[Check]:
+    """The checks of continuation; kernels walk more than one segment, if they can."""
+    run = running(gate, module)
+
+    def call(keywords: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        if gate != "portable" and "segments" in {k.name for k in plan.knobs}:
+            dtype = keywords[arguments(plan.form.recurrence.layer)[plan.leader]].dtype
+            keywords = {**keywords, "config": replace(module.CONFIGS[dtype], segments=2)}
+        values: tuple[torch.Tensor, ...] = run(lambda: module.forward(**keywords))
+        return values
+
+    def truth(inputs: Inputs, case: Case) -> dict[str, Expected]:
+        return expected(gate, plan, inputs, Trial("continued", case))
+
+    return continuation_checks(gate, plan, call, truth, "cuda" if gate == "hardware" else "cpu")
 
 
 def stepped(gate: Gate, plan: Plan, module: ModuleType) -> Iterator[Check]:

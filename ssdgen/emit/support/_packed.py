@@ -16,7 +16,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,6 +94,26 @@ def check(
             f" {rows} and axis {layer.time} is {length}"
         )
     return size, from_seq_idx(value) if name == "seq_idx" else from_mask(value)
+
+
+def check_every(layer: _rt.Layer, every: Any, chunk: int, mask: Any) -> None:
+    """Check `states_every`, of a call that runs in chunks of `chunk` tokens. TypeError or ValueError."""
+    if every is None:
+        return
+    if type(every) is not int:
+        raise TypeError(f"{layer.name}: `states_every` must be a number of tokens, an int, got {type(every).__name__}")
+    if every < 1 or every % chunk:
+        fits = every & -every if every > 0 else 0  # the largest chunk that divides it
+        other = f", or a `config` of that chunk: dataclasses.replace(config, chunk={fits})" if fits >= 16 else ""
+        raise ValueError(
+            f"{layer.name}: `states_every` must be a multiple of the chunk that this call is computed with, {chunk} tokens,"
+            f" got {every}; pass a multiple of {chunk}{other}"
+        )
+    if mask is not None:
+        raise ValueError(
+            f"{layer.name}: `states_every` counts tokens, and `mask` leaves some out of each row, not as many of all; pack"
+            " the rows with `cu_seqlens`, whose sequences count from their own first tokens"
+        )
 
 
 _KNOWN: dict[tuple[Any, ...], tuple[_rt.Layer, dict[str, int]]] = {}
@@ -353,24 +373,23 @@ def refuse(layer: _rt.Layer, sequences: Sequences | None) -> None:
         )
 
 
-Result = TypeVar("Result")
-
-
 def each(
     layer: _rt.Layer,
-    function: Callable[..., Result],
+    function: Callable[..., tuple[Tensor, ...]],
     sequences: Sequences | None,
     inputs: tuple[Tensor | None, ...],
     scalars: tuple[Tensor, ...],
     states: tuple[Tensor, ...],
     size: Mapping[str, int],
     chunk: int,
-) -> Result:
+    every: int | None = None,
+) -> tuple[Tensor, ...]:
     """`function`, a module's portable form, of the whole call, or of its sequences one by one and the results put together."""
     if sequences is None or not sequences.count:
-        return function(*inputs, *scalars, *states, size, chunk)
+        return function(*inputs, *scalars, *states, size, chunk, every)
     places = torch.stack((sequences.rows, sequences.starts, sequences.stops), 1).tolist()
     rows: list[list[list[Tensor]]] = [[[] for _ in layer.outputs] for _ in range(size[layer.batch])]
+    blocks: list[list[list[Tensor]]] = [[[] for _ in layer.states] for _ in range(size[layer.batch])]
     done = [0] * len(rows)
     finals: dict[int, Sequence[Tensor]] = {}
     for number, (row, start, stop) in enumerate(places):
@@ -382,8 +401,11 @@ def each(
             initial = [torch.zeros_like(s) for s in initial]
         now = {**size, layer.batch: 1, layer.time: stop - start}
         cut = (_cut(layer, i.axes, x, row, tokens) for i, x in zip(layer.inputs, inputs, strict=True))
-        results: Any = function(*cut, *scalars, *initial, now, chunk)
-        finals[entry] = results[len(layer.outputs) :]
+        results = function(*cut, *scalars, *initial, now, chunk, every)
+        ends = len(layer.outputs) + len(layer.states)
+        finals[entry] = results[len(layer.outputs) : ends]
+        for pieces, value in zip(blocks[row], results[ends:], strict=False):
+            pieces += [_blank(value, 1, start // (every or 1) - _filled(pieces)), value]
         for pieces, axes, value in zip(rows[row], layer.outputs.values(), results, strict=False):
             at = axes.index(layer.time)
             if isinstance(tokens, Tensor):
@@ -403,8 +425,16 @@ def each(
         torch.cat([finals[entry][i] for entry in sorted(finals)], axes.index(layer.batch))
         for i, axes in enumerate(layer.states.values())
     ]
-    joined: Any = (*outputs, *last)
-    return joined  # type: ignore[no-any-return]
+    for pieces_of_row in blocks if every else ():
+        for pieces in pieces_of_row:
+            pieces.append(_blank(pieces[-1], 1, size[layer.time] // (every or 1) - _filled(pieces)))
+    prefixes = [torch.cat([torch.cat(pieces, 1) for pieces in column]) for column in zip(*blocks, strict=True) if every]
+    return (*outputs, *last, *prefixes)
+
+
+def _filled(pieces: Sequence[Tensor]) -> int:
+    """The length of pieces along dimension 1."""
+    return sum(piece.shape[1] for piece in pieces)
 
 
 def _entry(layer: _rt.Layer, axes: _rt.Axes, state: Tensor, entry: int) -> Tensor:

@@ -1,0 +1,75 @@
+"""The checks of continuation fail when something is wrong: each alteration of an emitted module is caught by one."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from ssdgen.derive import chunk_form, recurrence
+from ssdgen.emit import emit
+from ssdgen.emit.package import package
+from ssdgen.ir.plan import Plan
+from ssdgen.ir.report import Gate
+from ssdgen.plan import plan as plan_of
+from ssdgen.run.emulate import EmulationError
+from ssdgen.run.load import load
+from ssdgen.run.verify import continued
+from ssdgen.spec import load_source, read_layer
+from tests.cases.subject import BOTH, subject
+
+
+@pytest.mark.parametrize("gate", BOTH)
+def test_a_module_passes(gate: Gate) -> None:
+    of = subject("mlstm")
+    checks = list(continued(gate, of.plan, of.module))
+    assert len(checks) > 40
+    assert not [str(c) for c in checks if not c.passed]
+
+
+def test_what_looks_back_at_an_input_is_skipped() -> None:
+    """Its state is not all that goes on from token to token."""
+    plan = plan_of(chunk_form(recurrence(read_layer(load_source("mamba3")))))
+    emitted = emit(plan, portable_only=True)
+    (check,) = continued("portable", plan, load(emitted.name, package([emitted])))
+    assert check.skipped
+    assert "token before" in check.note
+
+
+LAST_OF_BLOCK = "end % every == 0 and end <= length"
+ALTERED: dict[str, tuple[Gate, str, str, str]] = {
+    "a block that is not whole": ("emulation", "mlstm.py", LAST_OF_BLOCK, "end % every == 0"),
+    "every chunk": ("emulation", "mlstm.py", LAST_OF_BLOCK, "end <= length"),
+    "another tile of rows": ("emulation", "mlstm.py", "head, p_tile, 0),\n", "head + 0 * p_tile, 0, 0),\n"),
+    "another row's sequence": ("emulation", "mlstm.py", "first = start // every", "first = 0"),
+    "a vector from the blocks of every row": ("emulation", "mlstm.py", " " * 16 + "if p_tile == 0:", " " * 16 + "if True:"),
+    "a state of a part of the chunk": ("emulation", "mamba2.py", "(decay_end - decay_sum_tile))\n", "(decay_end))\n"),
+    "no initial state": ("emulation", "mamba2.py", "S0 is not None", "False"),
+    "memory that no sequence has": ("emulation", "_cut.py", "if sequences is None else torch.zeros", "if True else 0"),
+    "no initial state in torch": ("portable", "mamba2.py", "S = S.to(dtype, copy=True)", "S = 0 * S.to(dtype)"),
+    "states in another order": ("portable", "_runtime.py", "torch.stack(found, 1)", "torch.stack(found[::-1], 1)"),
+    "a chunk for a block": ("portable", "_runtime.py", "end % every == 0 and end <= length", "end <= length"),
+    "sequences one behind the other": (
+        "portable", "_packed.py", "start // (every or 1) - _filled(pieces)), value]", "0), value]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_an_alteration_is_caught(what: str) -> None:
+    gate, file, old, new = ALTERED[what]
+    name = "mlstm" if file == "mlstm.py" else "mamba2"
+    plan = plan_of(chunk_form(recurrence(read_layer(load_source(name)))))
+    files = package([emit(plan)])
+    assert old in files[file], old
+    at = files[file].index("def walk_out") if gate == "emulation" and file != "_cut.py" else 0
+    files[file] = files[file][:at] + files[file][at:].replace(old, new, 1)
+    assert fails(gate, plan, load(name, files))
+
+
+def fails(gate: Gate, plan: Plan, module: ModuleType) -> bool:
+    """Whether a check fails, or the emulator or torch refuses what the module does."""
+    try:
+        return any(not c.passed for c in continued(gate, plan, module))
+    except (EmulationError, RuntimeError):
+        return True
