@@ -15,7 +15,6 @@ Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdg
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
@@ -116,7 +115,10 @@ def forward(
         final = _convolve(x, weight, bias, initial, size, sequences, silu, return_final, y)
     else:
         before = x.new_zeros(shape) if initial is None else initial
-        portable = functools.partial(_portable, silu=silu)
+
+        def portable(x: Tensor, weight: Tensor, bias: Tensor | None, cache: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+            return _portable(x, weight, bias, cache, silu)
+
         y, final = _packed.each(LAYER, portable, sequences, (x, weight, bias), (), (before,), size, 0)
         y = y if out is None else out.copy_(y)
     return (y, final) if return_final else y
@@ -210,9 +212,7 @@ def _convolve(
     return final
 
 
-def _portable(
-    x: Tensor, weight: Tensor, bias: Tensor | None, cache: Tensor, size: dict[str, int], chunk: int, silu: bool
-) -> tuple[Tensor, Tensor]:
+def _portable(x: Tensor, weight: Tensor, bias: Tensor | None, cache: Tensor, silu: bool) -> tuple[Tensor, Tensor]:
     """The same in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((x, weight, bias))
     inputs = torch.cat((cache.mT, x), 1)  # [B, K + T, D]
@@ -231,13 +231,13 @@ def _portable_steps(
 ) -> None:
     """`_portable` of the next tokens, in place."""
     if state_indices is None:
-        value, final = _portable(x, weight, bias, cache, {}, 0, silu)
+        value, final = _portable(x, weight, bias, cache, silu)
         y.copy_(value)
         cache.copy_(final)
         return
     rows = (state_indices >= 0).nonzero()[:, 0]
     slots = state_indices[rows]
-    y[rows], cache[slots] = _portable(x[rows], weight, bias, cache[slots], {}, 0, silu)
+    y[rows], cache[slots] = _portable(x[rows], weight, bias, cache[slots], silu)
 
 
 def _runs_kernels(x: Tensor, *others: Tensor | None) -> bool:

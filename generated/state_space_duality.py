@@ -254,23 +254,27 @@ def walk_out(
     segment_table: ct.Array,
     y: ct.Array,
     S_final: ct.Array,
-    per_segment: int,
+    S_states: ct.Array,
+    every: int, per_segment: int,
     LATENCY_S: ct.Constant[int], LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int],
     LATENCY_SCORES: ct.Constant[int], CARRIED: ct.Constant[int], LATENCY_X: ct.Constant[int], INTRA: ct.Constant[int],
     STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int], TILE_P: ct.Constant[int],
     PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], SHARED: ct.Constant[bool], WITH_Z: ct.Constant[bool],
+    KEPT: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
     await_previous()
     heads = S_final.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    sequence, lane, slot, first = batch, batch, 0, 0
     segment, origin = ct.bid(1), 0
     last = segment == ct.num_blocks(1) - 1
     if PACKED:
         row = batch
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
+        if KEPT:
+            first = start // every  # rounded down: see `_cut`
         x, B = x.slice(1, start, stop), B.slice(1, start, stop)
         C, y = C.slice(1, start, stop), y.slice(1, start, stop)
         if WITH_Z:
@@ -338,6 +342,15 @@ def walk_out(
         S_tile = dot(  # [N, P]
             ct.transpose(B_tile), ct.astype(x_tile, ct.float32) * carry[:, None], exp2(decay_end) * S_tile, STATE
         )
+        if KEPT:
+            end = chunk * CHUNK + CHUNK
+            if end % every == 0 and end <= length:
+                store(
+                    S_states,
+                    (batch, first + end // every - 1, head, p_tile, 0),
+                    (1, 1, 1, TILE_P, TILE_N),
+                    ct.transpose(S_tile),
+                )
 
     if last:
         store(S_final, (sequence, head, p_tile, 0), (1, 1, TILE_P, TILE_N), ct.transpose(S_tile))
@@ -402,8 +415,8 @@ def forward(
     *,
     D: Tensor | None = None, dt_bias: Tensor | None = None, z: Tensor | None = None, dt_min: float = 0.0,
     dt_max: float = math.inf, S0: Tensor | None = None, cu_seqlens: Tensor | None = None, seq_idx: Tensor | None = None,
-    mask: Tensor | None = None, config: Config | None = None,
-) -> tuple[Tensor, Tensor]:
+    mask: Tensor | None = None, states_every: int | None = None, config: Config | None = None,
+) -> tuple[Tensor, ...]:
     """State space duality with steps given as they are (Dao and Gu 2024, arXiv 2405.21060).
 
     Returns y[b t h p], the final state S[b h p n].
@@ -424,6 +437,10 @@ def forward(
     seq_idx: [b t], int32 or int64: a sequence begins wherever it changes; initial states enter the first of a
     row, final ones are those of its last
     mask: [b t], bool: tokens where it is false leave states as they are, and their outputs are 0
+    states_every: a multiple of `config.chunk`: S_states[b blocks h p n], float32, are returned last: entry i is
+    the state after token (i + 1) * states_every, for every whole block of so many tokens. Sequences that begin
+    at token `start` of a row count from there, and their entries from start // states_every; entries that none
+    has are 0. Not with `mask`
 
     On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
     missing input, a dtype, rank, size, device or range.
@@ -448,17 +465,17 @@ def forward(
         dtypes=(x.dtype, dt.dtype),
         x=x,
     )
+    _packed.check_every(LAYER, states_every, config.chunk, mask)
     if _rt.runs_kernels(x):
-        found: tuple[Tensor, Tensor] = _cut.run(
+        return _cut.run(
             LAYER, _segmented, sequences, (x, dt, A, B, C, D, dt_bias, z), (float(dt_min), float(dt_max)), (S0,), size,
-            config,
+            config, states_every,
         )
-        return found
     if S0 is None:
         S0 = _packed.zeros(LAYER, "S", size, x)
     return _packed.each(
         LAYER, _portable, sequences, (x, dt, A, B, C, D, dt_bias, z), (_rt.scalar(dt_min, x), _rt.scalar(dt_max, x)),
-        (S0,), size, config.chunk,
+        (S0,), size, config.chunk, states_every,
     )
 
 
@@ -472,7 +489,8 @@ def init_state(
 
 def _segmented(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None, dt_min: float,
-    dt_max: float, S0: Tensor | None, y: Tensor, S_final: Tensor, sequences: _packed.Sequences | None, config: Config,
+    dt_max: float, S0: Tensor | None, y: Tensor, S_final: Tensor, S_states: Tensor | None, states_every: int,
+    sequences: _packed.Sequences | None, config: Config,
 ) -> None:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
     size_h, size_p, size_n, size_g, size_b, size_t = (
@@ -547,11 +565,12 @@ def _segmented(
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
             x, B, C, D, _rt.indexable(_rt.given(z, x)), _rt.given(S0, S_final), S_left, S_part, shared_scores,
-            shared_scores_scale, shared_scores_own, decay_sum, step, cut.segment_table, y, S_final, cut.per_segment,
-            config.latency_S, config.latency_C, config.latency_B, _rt.PRECISION[config.scores], config.latency_scores,
-            _rt.PRECISION[config.carried], config.latency_x, _rt.PRECISION[config.intra], _rt.PRECISION[config.state],
-            config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None, shared,
-            z is not None,
+            shared_scores_scale, shared_scores_own, decay_sum, step, cut.segment_table, y, S_final,
+            _rt.given(S_states, S_final), states_every, cut.per_segment, config.latency_S, config.latency_C,
+            config.latency_B, _rt.PRECISION[config.scores], config.latency_scores, _rt.PRECISION[config.carried],
+            config.latency_x, _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk,
+            _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None, shared, z is not None,
+            S_states is not None,
         ),
         early=True,
     )
@@ -560,8 +579,8 @@ def _segmented(
 @_rt.without_autocast
 def _portable(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None,
-    dt_min: Tensor, dt_max: Tensor, S: Tensor, size: dict[str, int], chunk: int,
-) -> tuple[Tensor, Tensor]:
+    dt_min: Tensor, dt_max: Tensor, S: Tensor, size: dict[str, int], chunk: int, states_every: int | None,
+) -> tuple[Tensor, ...]:
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((x, dt, A, B, C, D, dt_bias, z, S))
     out_dtype = x.dtype
@@ -575,6 +594,7 @@ def _portable(
     step = _rt.minimum(_rt.maximum(dt + dt_bias[None, None, :], dt_min), dt_max)  # [B, L, H]
     decay_log2 = _rt.minimum(_rt.maximum(A[None, None, :] * step * LOG2E, -128.0), 0.0)  # [B, L, H]
     y_pieces = []
+    prefixes = []
     for start in range(0, size["t"], chunk):
         now = slice(start, start + chunk)
         token = torch.arange(min(chunk, size["t"] - start), dtype=dtype, device=x.device)
@@ -606,8 +626,10 @@ def _portable(
         carry = step_now * torch.exp2(_rt.minimum(decay_end[:, None, :] - decay_sum, 0.0))  # [B, L, H]
         S_gained = torch.einsum("bthp,bthn->bhpn", x_now, carry[:, :, :, None] * B_now)  # [B, H, P, N]
         S = torch.exp2(decay_end)[:, :, None, None] * S + S_gained  # [B, H, P, N]
+        if _rt.ends_block(start + chunk, states_every, size["t"]):
+            prefixes.append((S,))
     y = _rt.joined(y_pieces, 1, (size["b"], size["t"], size["h"], size["p"]), x).to(out_dtype)
-    return y, S
+    return y, S, *_rt.stacked(prefixes, (S,), states_every)
 
 
 def step(
