@@ -47,6 +47,7 @@ SUPPORT = (
     "_runtime.py",
     "_segments.py",
     "_step.py",
+    "_step_call.py",
     "_tiles.py",
     "_tuned.py",
     "causal_conv.py",

@@ -19,6 +19,7 @@ SHARED = [
     "_runtime.py",
     "_segments.py",
     "_step.py",
+    "_step_call.py",
     "_tiles.py",
     "_tuned.py",
     "causal_conv.py",

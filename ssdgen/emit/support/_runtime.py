@@ -313,7 +313,8 @@ def expand(spec: Input, value: Tensor | None, sizes: Mapping[str, int], like: Te
     """An input without a time axis in its widest form: absent, its default; narrower, repeated. Both without a copy."""
     shape = [sizes[a] for a in spec.axes]
     if value is None:
-        return _constant(spec.default or 0.0, like.device).expand(shape)
+        kept = _constant.__wrapped__ if torch.compiler.is_compiling() else _constant  # a compiler looks into no cache
+        return kept(spec.default or 0.0, like.device).expand(shape)
     if value.dim() == len(shape):
         return value
     axes = next(a for a in spec.narrower if len(a) == value.dim())

@@ -205,8 +205,10 @@ _ASSUMED: ContextVar[Gpu | None] = ContextVar("ssdgen_assumed_gpu", default=None
 
 
 def gpu_of(x: Tensor) -> Gpu | None:
-    """The GPU that `x` is on; on the CPU the one that is assumed, or none."""
-    return _gpu(x.get_device()) if x.is_cuda else _ASSUMED.get()
+    """The GPU that `x` is on; on the CPU the one that is assumed, or none, as in what torch.compile traces."""
+    if x.is_cuda:
+        return _gpu(x.get_device())
+    return None if torch.compiler.is_compiling() else _ASSUMED.get()
 
 
 @functools.cache
