@@ -54,8 +54,8 @@ def mamba_chunk_scan_combined_varlen(
     """
     if return_intermediate_states:
         raise NotImplementedError(
-            f"{_WHO}: `return_intermediate_states` asks for the state after every {chunk_size} tokens of a sequence: the"
-            " kernels keep states in registers and write none but the last; prefix caching needs vLLM's own function"
+            f"{_WHO}: `return_intermediate_states` asks for the states at the ends of the chunks that `cu_chunk_seqlens` cuts;"
+            " ours are kept at every so many tokens of a sequence: `forward(..., states_every=...)` of a module returns those"
         )
     expect(_WHO, "x", x, "t h p")
     t, h, p = x.shape
