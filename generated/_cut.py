@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _packed, _tuned
+from . import _blocks, _packed, _tuned
 from . import _runtime as _rt
 from ._segments import segments
 
@@ -138,20 +138,20 @@ def run(
             size = {**size, layer.time: sequences.kept.shape[1]}
     outputs = _outputs(layer, inputs, size, sequences)
     finals = _finals(layer, inputs, states, size, sequences)
-    prefixes = [] if every is None else _prefixes(layer, outputs[0].device, size, sequences, every)
-    blocks = functools.partial(_blocks, layer, prefixes, every)
+    kept = _blocks.memory(layer, size, every, sequences is not None, outputs[0])
+    blocks = functools.partial(_blocks.passed, layer, kept, every)
     if not size[layer.batch] or not size[layer.time]:
         for final, state in zip(finals, states, strict=True):
             final.zero_() if state is None else final.copy_(state)
     elif sequences is not None:
-        if any(t is not None and t.numel() > _rt.LIMIT for t in (*inputs, *outputs, *finals, *prefixes)):
+        if any(t is not None and t.numel() > _rt.LIMIT for t in (*inputs, *outputs, *finals, *kept)):
             raise ValueError(f"{layer.name}: packed sequences of more than 2**31 - 1 elements; pass fewer at once")
         launch(*inputs, *scalars, *states, *outputs, *finals, *blocks(), sequences, config)
     else:
         cuts = list(pieces(layer, size, every or config.chunk, (*inputs, *outputs)))
         if len(cuts) == 1:
             launch(*inputs, *scalars, *states, *outputs, *finals, *blocks(), None, config)
-            return (*outputs, *finals, *prefixes)
+            return (*outputs, *finals, *kept)
         for rows, now in cuts:
             initial = (
                 [s if s is None else s[rows] for s in states] if not now.start else [f[rows].clone() for f in finals]
@@ -163,12 +163,12 @@ def run(
                 *(f[rows] for f in finals), *blocks(rows, now), None, config,
             )  # fmt: skip
     if sequences is None:
-        return (*outputs, *finals, *prefixes)
+        return (*outputs, *finals, *kept)
     names = zip(layer.outputs, outputs, strict=True)
     outputs = [_packed.scatter(layer, sequences, name, y, length) for name, y in names]
-    kept = zip(layer.states, finals, strict=True)
-    picked = (_packed.pick_states(layer, sequences, name, s, size[layer.batch]) for name, s in kept)
-    return (*outputs, *picked, *prefixes)
+    ends = zip(layer.states, finals, strict=True)
+    picked = (_packed.pick_states(layer, sequences, name, s, size[layer.batch]) for name, s in ends)
+    return (*outputs, *picked, *kept)
 
 
 def _outputs(
@@ -202,31 +202,6 @@ def _finals(
         torch.empty(shape if s is None else s.shape, dtype=_rt.F32, device=device)
         for shape, s in zip(shapes, states, strict=True)
     ]
-
-
-def _prefixes(
-    layer: _rt.Layer, device: torch.device, size: Mapping[str, int], sequences: _packed.Sequences | None, every: int
-) -> list[Tensor]:
-    """Memory for the states at the ends of blocks; zero where blocks may belong to no sequence.
-
-    A sequence's blocks begin at place start // every of its row. Since that and (stop - start) // every are together at most
-    stop // every, where the next may begin, sizes are known without asking the device.
-    """
-    make = torch.empty if sequences is None else torch.zeros
-    lengths = {**size, _rt.BLOCKS: size[layer.time] // every}
-    shapes = ([lengths[a] for a in (axes[0], _rt.BLOCKS, *axes[1:])] for axes in layer.states.values())
-    return [make(shape, dtype=_rt.F32, device=device) for shape in shapes]
-
-
-def _blocks(
-    layer: _rt.Layer, prefixes: list[Tensor], every: int | None, rows: slice = slice(None), now: slice = slice(None)
-) -> tuple[Any, ...]:
-    """What a launch takes of the states at the ends of blocks, for a piece of the call: None where it has no whole block."""
-    if every is None:
-        return (*(None for _ in layer.states), 0)
-    ends = slice(*(None if t is None else t // every for t in (now.start, now.stop)))
-    cut = [p[rows, ends] for p in prefixes]
-    return (*(None if not p.numel() else p for p in cut), every)
 
 
 def _part(layer: _rt.Layer, rows: slice, now: slice, axes: _rt.Axes, x: Tensor | None) -> Tensor | None:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _blocks
 from . import _runtime as _rt
 
 Packing = tuple[Any, Any, Any]
@@ -94,26 +95,6 @@ def check(
             f" {rows} and axis {layer.time} is {length}"
         )
     return size, from_seq_idx(value) if name == "seq_idx" else from_mask(value)
-
-
-def check_every(layer: _rt.Layer, every: Any, chunk: int, mask: Any) -> None:
-    """Check `states_every`, of a call that runs in chunks of `chunk` tokens. TypeError or ValueError."""
-    if every is None:
-        return
-    if type(every) is not int:
-        raise TypeError(f"{layer.name}: `states_every` must be a number of tokens, an int, got {type(every).__name__}")
-    if every < 1 or every % chunk:
-        fits = every & -every if every > 0 else 0  # the largest chunk that divides it
-        other = f", or a `config` of that chunk: dataclasses.replace(config, chunk={fits})" if fits >= 16 else ""
-        raise ValueError(
-            f"{layer.name}: `states_every` must be a multiple of the chunk that this call is computed with, {chunk} tokens,"
-            f" got {every}; pass a multiple of {chunk}{other}"
-        )
-    if mask is not None:
-        raise ValueError(
-            f"{layer.name}: `states_every` counts tokens, and `mask` leaves some out of each row, not as many of all; pack"
-            " the rows with `cu_seqlens`, whose sequences count from their own first tokens"
-        )
 
 
 _KNOWN: dict[tuple[Any, ...], tuple[_rt.Layer, dict[str, int]]] = {}
@@ -384,14 +365,19 @@ def each(
     chunk: int,
     every: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """`function`, a module's portable form, of the whole call, or of its sequences one by one and the results put together."""
+    """`function`, a module's portable form, of the whole call, or of its sequences one by one and the results put together.
+
+    Of `every`, unless it is None, it is told too, and what it gives behind the final states are those at the ends of blocks.
+    """
+    asked = (size, chunk) if every is None else (size, chunk, every)
     if sequences is None or not sequences.count:
-        return function(*inputs, *scalars, *states, size, chunk, every)
+        return function(*inputs, *scalars, *states, *asked)
     places = torch.stack((sequences.rows, sequences.starts, sequences.stops), 1).tolist()
     rows: list[list[list[Tensor]]] = [[[] for _ in layer.outputs] for _ in range(size[layer.batch])]
-    blocks: list[list[list[Tensor]]] = [[[] for _ in layer.states] for _ in range(size[layer.batch])]
     done = [0] * len(rows)
     finals: dict[int, Sequence[Tensor]] = {}
+    kept: list[tuple[int, int, Sequence[Tensor]]] = []
+    ends = len(layer.outputs) + len(layer.states)
     for number, (row, start, stop) in enumerate(places):
         tokens: slice | Tensor = slice(start, stop) if sequences.kept is None else sequences.kept[row, start:stop]
         entry = number if sequences.own_states else row
@@ -401,11 +387,9 @@ def each(
             initial = [torch.zeros_like(s) for s in initial]
         now = {**size, layer.batch: 1, layer.time: stop - start}
         cut = (_cut(layer, i.axes, x, row, tokens) for i, x in zip(layer.inputs, inputs, strict=True))
-        results = function(*cut, *scalars, *initial, now, chunk, every)
-        ends = len(layer.outputs) + len(layer.states)
+        results = function(*cut, *scalars, *initial, now, *asked[1:])
         finals[entry] = results[len(layer.outputs) : ends]
-        for pieces, value in zip(blocks[row], results[ends:], strict=False):
-            pieces += [_blank(value, 1, start // (every or 1) - _filled(pieces)), value]
+        kept.append((row, start, results[ends:]))
         for pieces, axes, value in zip(rows[row], layer.outputs.values(), results, strict=False):
             at = axes.index(layer.time)
             if isinstance(tokens, Tensor):
@@ -425,16 +409,7 @@ def each(
         torch.cat([finals[entry][i] for entry in sorted(finals)], axes.index(layer.batch))
         for i, axes in enumerate(layer.states.values())
     ]
-    for pieces_of_row in blocks if every else ():
-        for pieces in pieces_of_row:
-            pieces.append(_blank(pieces[-1], 1, size[layer.time] // (every or 1) - _filled(pieces)))
-    prefixes = [torch.cat([torch.cat(pieces, 1) for pieces in column]) for column in zip(*blocks, strict=True) if every]
-    return (*outputs, *last, *prefixes)
-
-
-def _filled(pieces: Sequence[Tensor]) -> int:
-    """The length of pieces along dimension 1."""
-    return sum(piece.shape[1] for piece in pieces)
+    return (*outputs, *last, *_blocks.joined(kept, size[layer.batch], size[layer.time], every))
 
 
 def _entry(layer: _rt.Layer, axes: _rt.Axes, state: Tensor, entry: int) -> Tensor:

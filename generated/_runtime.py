@@ -33,9 +33,6 @@ LIMIT = 2**31 - 1
 SEQUENCE = "<sequence>"
 """The axis that states have instead of the batch where `cu_seqlens` cuts a row into sequences."""
 
-BLOCKS = "<block>"
-"""The axis of the blocks of tokens at whose ends `states_every` asks for states: behind the batch."""
-
 _LAUNCHER: ContextVar[Launcher | None] = ContextVar("ssdgen_launcher", default=None)
 
 
@@ -405,22 +402,6 @@ def scalar(value: float, like: Tensor) -> Tensor:
 def joined(chunks: list[Tensor], at: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """The chunks of an output along dimension `at`; empty, of `shape`, if there are none."""
     return torch.cat(chunks, at) if chunks else torch.empty(shape, dtype=F32, device=like.device)
-
-
-def ends_block(end: int, every: int | None, length: int) -> bool:
-    """Whether a chunk up to token `end` of `length` ends a whole block of `every` tokens; if that is None, none does."""
-    return every is not None and end % every == 0 and end <= length
-
-
-def stacked(prefixes: Sequence[Sequence[Tensor]], states: Sequence[Tensor], every: int | None) -> tuple[Tensor, ...]:
-    """Each of `states` at the ends of blocks, along dimension 1, from all of them at each end; nothing if `every` is None."""
-    if every is None:
-        return ()
-    each = zip(*prefixes, strict=True) if prefixes else ((),) * len(states)
-    return tuple(
-        torch.stack(found, 1) if found else s.new_zeros((s.shape[0], 0, *s.shape[1:]))
-        for found, s in zip(each, states, strict=True)
-    )
 
 
 def output_dtype(declared: torch.dtype, leader: torch.dtype) -> torch.dtype:

@@ -34,7 +34,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _packed, _step, _tuned
+from . import _blocks, _cut, _packed, _step, _tuned
 from . import _runtime as _rt
 from ._direct import load_direct, slot_at, store_direct
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, magnitude, segment_at, silu, softplus, store
@@ -274,7 +274,7 @@ def walk_out(
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         if KEPT:
-            first = start // every  # rounded down: see `_cut`
+            first = start // every  # rounded down: see `_blocks`
         x, B = x.slice(1, start, stop), B.slice(1, start, stop)
         C, y = C.slice(1, start, stop), y.slice(1, start, stop)
         if WITH_Z:
@@ -465,7 +465,7 @@ def forward(
         dtypes=(x.dtype, dt.dtype),
         x=x,
     )
-    _packed.check_every(LAYER, states_every, config.chunk, mask)
+    _blocks.check(LAYER, states_every, config.chunk, mask)
     if _rt.runs_kernels(x):
         return _cut.run(
             LAYER, _segmented, sequences, (x, dt, A, B, C, D, dt_bias, z), (float(dt_min), float(dt_max)), (S0,), size,
@@ -579,7 +579,7 @@ def _segmented(
 @_rt.without_autocast
 def _portable(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None,
-    dt_min: Tensor, dt_max: Tensor, S: Tensor, size: dict[str, int], chunk: int, states_every: int | None,
+    dt_min: Tensor, dt_max: Tensor, S: Tensor, size: dict[str, int], chunk: int, states_every: int | None = None,
 ) -> tuple[Tensor, ...]:
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((x, dt, A, B, C, D, dt_bias, z, S))
@@ -594,7 +594,7 @@ def _portable(
     step = _rt.minimum(_rt.maximum(_rt.softplus(dt + dt_bias[None, None, :]), dt_min), dt_max)  # [B, L, H]
     decay_log2 = _rt.minimum(_rt.maximum(A[None, None, :] * step * LOG2E, -128.0), 0.0)  # [B, L, H]
     y_pieces = []
-    prefixes = []
+    kept = []
     for start in range(0, size["t"], chunk):
         now = slice(start, start + chunk)
         token = torch.arange(min(chunk, size["t"] - start), dtype=dtype, device=x.device)
@@ -626,10 +626,10 @@ def _portable(
         carry = step_now * torch.exp2(_rt.minimum(decay_end[:, None, :] - decay_sum, 0.0))  # [B, L, H]
         S_gained = torch.einsum("bthp,bthn->bhpn", x_now, carry[:, :, :, None] * B_now)  # [B, H, P, N]
         S = torch.exp2(decay_end)[:, :, None, None] * S + S_gained  # [B, H, P, N]
-        if _rt.ends_block(start + chunk, states_every, size["t"]):
-            prefixes.append((S,))
+        if _blocks.ends(start + chunk, states_every, size["t"]):
+            kept.append((S,))
     y = _rt.joined(y_pieces, 1, (size["b"], size["t"], size["h"], size["p"]), x).to(out_dtype)
-    return y, S, *_rt.stacked(prefixes, (S,), states_every)
+    return y, S, *_blocks.stacked(kept, (S,), states_every)
 
 
 def step(

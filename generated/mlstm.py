@@ -40,7 +40,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _packed, _step, _tuned
+from . import _blocks, _cut, _packed, _step, _tuned
 from . import _runtime as _rt
 from ._direct import load_direct, slot_at, store_direct
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, log_sigmoid, segment_at, sigmoid, store
@@ -261,7 +261,7 @@ def walk_out(
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         if KEPT:
-            first = start // every  # rounded down: see `_cut`
+            first = start // every  # rounded down: see `_blocks`
         q, k = q.slice(1, start, stop), k.slice(1, start, stop)
         v, y = v.slice(1, start, stop), y.slice(1, start, stop)
     length = q.shape[1]
@@ -468,7 +468,7 @@ def forward(
         LAYER, config, CONFIGS, digest=SPEC_DIGEST, variant=VARIANT, present=_tuned.present({"packed": sequences}),
         size=size, dtypes=(v.dtype, i.dtype, f.dtype), x=v,
     )
-    _packed.check_every(LAYER, states_every, config.chunk, mask)
+    _blocks.check(LAYER, states_every, config.chunk, mask)
     if _rt.runs_kernels(v):
         return _cut.run(LAYER, _segmented, sequences, (q, k, v, i, f), (), (C0, N0), size, config, states_every)
     if C0 is None:
@@ -564,7 +564,7 @@ def _segmented(
 @_rt.without_autocast
 def _portable(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C: Tensor, N: Tensor, size: dict[str, int], chunk: int,
-    states_every: int | None,
+    states_every: int | None = None,
 ) -> tuple[Tensor, ...]:
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((q, k, v, i, f, C, N))
@@ -577,7 +577,7 @@ def _portable(
     # mlstm.ssd:13  write = sigmoid(i) / sqrt(size(n))
     write = torch.sigmoid(i) / torch.sqrt(size_n)  # [B, L, H]
     y_pieces = []
-    prefixes = []
+    kept = []
     for start in range(0, size["t"], chunk):
         now = slice(start, start + chunk)
         token = torch.arange(min(chunk, size["t"] - start), dtype=dtype, device=v.device)
@@ -610,10 +610,10 @@ def _portable(
         carry = write_now * torch.exp2(_rt.minimum(decay_end[:, None, :] - decay_sum, 0.0))  # [B, L, H]
         N_gained = torch.einsum("bthn->bhn", carry[:, :, :, None] * k_now)  # [B, H, N]
         N = torch.exp2(decay_end)[:, :, None] * N + N_gained  # [B, H, N]
-        if _rt.ends_block(start + chunk, states_every, size["t"]):
-            prefixes.append((C, N))
+        if _blocks.ends(start + chunk, states_every, size["t"]):
+            kept.append((C, N))
     y = _rt.joined(y_pieces, 1, (size["b"], size["t"], size["h"], size["p"]), v).to(out_dtype)
-    return y, C, N, *_rt.stacked(prefixes, (C, N), states_every)
+    return y, C, N, *_blocks.stacked(kept, (C, N), states_every)
 
 
 def step(

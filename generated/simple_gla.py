@@ -33,7 +33,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _packed, _step, _tuned
+from . import _blocks, _cut, _packed, _step, _tuned
 from . import _runtime as _rt
 from ._direct import load_direct, slot_at, store_direct
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, store
@@ -205,7 +205,7 @@ def walk_out(
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         if KEPT:
-            first = start // every  # rounded down: see `_cut`
+            first = start // every  # rounded down: see `_blocks`
         q, k = q.slice(1, start, stop), k.slice(1, start, stop)
         v, y = v.slice(1, start, stop), y.slice(1, start, stop)
     length = q.shape[1]
@@ -347,7 +347,7 @@ def forward(
         LAYER, config, CONFIGS, digest=SPEC_DIGEST, variant=VARIANT, present=_tuned.present({"packed": sequences}),
         size=size, dtypes=(v.dtype, g.dtype), x=v,
     )
-    _packed.check_every(LAYER, states_every, config.chunk, mask)
+    _blocks.check(LAYER, states_every, config.chunk, mask)
     if _rt.runs_kernels(v):
         return _cut.run(LAYER, _segmented, sequences, (q, k, v, g), (), (S0,), size, config, states_every)
     if S0 is None:
@@ -418,7 +418,8 @@ def _segmented(
 
 @_rt.without_autocast
 def _portable(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S: Tensor, size: dict[str, int], chunk: int, states_every: int | None,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S: Tensor, size: dict[str, int], chunk: int,
+    states_every: int | None = None,
 ) -> tuple[Tensor, ...]:
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((q, k, v, g, S))
@@ -428,7 +429,7 @@ def _portable(
     size_n = torch.tensor(float(size["n"]), dtype=dtype, device=v.device)
     decay_log2 = _rt.minimum(_rt.maximum(g * LOG2E, -128.0), 0.0)  # [B, L, H]
     y_pieces = []
-    prefixes = []
+    kept = []
     for start in range(0, size["t"], chunk):
         now = slice(start, start + chunk)
         token = torch.arange(min(chunk, size["t"] - start), dtype=dtype, device=v.device)
@@ -453,10 +454,10 @@ def _portable(
         carry = torch.exp2(_rt.minimum(decay_end[:, None, :] - decay_sum, 0.0))  # [B, L, H]
         S_gained = torch.einsum("bthp,bthn->bhpn", v_now, carry[:, :, :, None] * k_now)  # [B, H, P, N]
         S = torch.exp2(decay_end)[:, :, None, None] * S + S_gained  # [B, H, P, N]
-        if _rt.ends_block(start + chunk, states_every, size["t"]):
-            prefixes.append((S,))
+        if _blocks.ends(start + chunk, states_every, size["t"]):
+            kept.append((S,))
     y = _rt.joined(y_pieces, 1, (size["b"], size["t"], size["h"], size["p"]), v).to(out_dtype)
-    return y, S, *_rt.stacked(prefixes, (S,), states_every)
+    return y, S, *_blocks.stacked(kept, (S,), states_every)
 
 
 def step(

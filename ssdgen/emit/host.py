@@ -187,7 +187,7 @@ class Host:
         layer = self._layer
         args = [f"{self.host(t.name)}: Tensor{' | None' if t.optional else ''}" for t in layer.inputs]
         names = [p.name for p in layer.params] + [s.name for s in layer.states]
-        sizes = ["size: dict[str, int]", "chunk: int", f"{EVERY}: int | None"]
+        sizes = ["size: dict[str, int]", "chunk: int", f"{EVERY}: int | None = None"]
         return [*args, *(f"{self.host(name)}: Tensor" for name in names), *sizes]
 
     def _plan_arguments(self) -> list[str]:

@@ -40,6 +40,7 @@ from ssdgen.plan.config import default_config, knobs
 from ssdgen.resources import resource_dir
 
 SUPPORT = (
+    "_blocks.py",
     "_conv.py",
     "_cut.py",
     "_direct.py",

@@ -39,6 +39,7 @@ RESERVED = frozenset(
         "SPEC_DIGEST",
         "VARIANT",
         "Tensor",
+        "_blocks",
         "_rt",
         "_cut",
         "_packed",
@@ -148,7 +149,7 @@ HOST_LOCALS = frozenset(
         "out",
         "slots",
         "whole",
-        "prefixes",
+        "kept",
     }
     | {EVERY}
     | {"chunk_cumsum", "token_step", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}

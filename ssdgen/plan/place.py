@@ -57,7 +57,7 @@ def walk_position(builder: KernelBuilder, heads: str, segmented: bool, ends: boo
     slot = "slot" if any(p.role == "workspace" and time in p.axes for p in arrays) else "_"
     found = f"{sequence}, batch, start, stop, {slot}, {'segment, last' if segmented else '_, _'}"
     every = next((p.name for p in arrays if (p.role, p.argument) == ("scalar", EVERY)), "")
-    blocks = [f"    if {KEPT}:", f"        first = start // {every}  # rounded down: see `_cut`"] if every else []
+    blocks = [f"    if {KEPT}:", f"        first = start // {every}  # rounded down: see `_blocks`"] if every else []
     skip = ["    stop = ct.where(last, start, stop)  # nothing enters a segment after the last"] if ends else []
     placed = {"sequence": "batch", "lane": "batch", "slot": "0", "first": "0"}
     named = ("lane", sequence, slot, "first" if every else "")

@@ -12,6 +12,7 @@ from tests.cli.conftest import Command
 
 SHARED = [
     "__init__.py",
+    "_blocks.py",
     "_conv.py",
     "_cut.py",
     "_direct.py",

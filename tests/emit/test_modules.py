@@ -22,10 +22,10 @@ from ssdgen.run.verify import run_trial, stepped
 from ssdgen.spec import load_source, read_layer
 
 WITH_KERNELS = ("mamba2", "state_space_duality", "retnet", "linear_attention", "simple_gla", "mlstm")
-MODULE_LINES, KERNEL_LINES = 715, 95
-"""A module holds one text of each kernel, in which optional inputs, packed sequences, shared products and initial states are
-flags: longer than one without options, and far shorter than the 2^4 copies it stands for. About 170 lines of it are the
-steps: their kernel, two functions, the launch, the portable form."""
+MODULE_LINES, KERNEL_LINES = 735, 108
+"""A module holds one text of each kernel, in which optional inputs, packed sequences, shared products, initial states and
+states between are flags: longer than one without options, and far shorter than the 2^5 copies it stands for. About 170 lines
+of it are the steps: their kernel, two functions, the launch, the portable form."""
 
 
 def kernels(tree: ast.Module) -> list[ast.FunctionDef]:
@@ -129,6 +129,7 @@ NAMES = [
     {"gate": "dot", "key": "load", "query": "softplus_", "let": "sigmoid_", "state": "LOG2E", "output": "forward"},
     {"gate": "whole", "key": "WHOLE", "query": "state_indices", "let": "steps", "state": "STEP", "output": "into"},
     {"gate": "out", "key": "before", "query": "_step", "let": "slot", "state": "STEP_before", "output": "token_step"},
+    {"gate": "states_every", "key": "every", "query": "S_states", "let": "first", "state": "S", "output": "kept"},
     {"gate": "float", "key": "S_entry", "query": "lambda_", "let": "step", "state": "S", "output": "lambda_tile"},
 ]
 

@@ -89,8 +89,8 @@ def test_every_package_is_declared() -> None:
 
 
 SUPPORT = (
-    *("_conv.py", "_cut.py", "_direct.py", "_packed.py", "_runtime.py", "_segments.py", "_step.py", "_step_call.py"),
-    *("_tiles.py", "_tuned.py", "causal_conv.py"),
+    *("_blocks.py", "_conv.py", "_cut.py", "_direct.py", "_packed.py", "_runtime.py", "_segments.py", "_step.py"),
+    *("_step_call.py", "_tiles.py", "_tuned.py", "causal_conv.py"),
 )
 
 

@@ -45,13 +45,11 @@ ALTERED: dict[str, tuple[Gate, str, str, str]] = {
     "a vector from the blocks of every row": ("emulation", "mlstm.py", " " * 16 + "if p_tile == 0:", " " * 16 + "if True:"),
     "a state of a part of the chunk": ("emulation", "mamba2.py", "(decay_end - decay_sum_tile))\n", "(decay_end))\n"),
     "no initial state": ("emulation", "mamba2.py", "S0 is not None", "False"),
-    "memory that no sequence has": ("emulation", "_cut.py", "if sequences is None else torch.zeros", "if True else 0"),
+    "memory that no sequence has": ("emulation", "_blocks.py", "torch.zeros if packed", "torch.empty if packed"),
     "no initial state in torch": ("portable", "mamba2.py", "S = S.to(dtype, copy=True)", "S = 0 * S.to(dtype)"),
-    "states in another order": ("portable", "_runtime.py", "torch.stack(found, 1)", "torch.stack(found[::-1], 1)"),
-    "a chunk for a block": ("portable", "_runtime.py", "end % every == 0 and end <= length", "end <= length"),
-    "sequences one behind the other": (
-        "portable", "_packed.py", "start // (every or 1) - _filled(pieces)), value]", "0), value]",
-    ),
+    "states in another order": ("portable", "_blocks.py", "stack(values, 1)", "stack(values[::-1], 1)"),
+    "a chunk for a block": ("portable", "_blocks.py", "end % every == 0 and end <= length", "end <= length"),
+    "sequences one behind the other": ("portable", "_blocks.py", "start // every, lines[row]", "0, ()"),
 }  # fmt: skip
 
 
@@ -62,7 +60,7 @@ def test_an_alteration_is_caught(what: str) -> None:
     plan = plan_of(chunk_form(recurrence(read_layer(load_source(name)))))
     files = package([emit(plan)])
     assert old in files[file], old
-    at = files[file].index("def walk_out") if gate == "emulation" and file != "_cut.py" else 0
+    at = files[file].index("def walk_out") if gate == "emulation" and file != "_blocks.py" else 0
     files[file] = files[file][:at] + files[file][at:].replace(old, new, 1)
     assert fails(gate, plan, load(name, files))
 
