@@ -8,23 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ssdgen.emit.module import SUPPORT
 from tests.cli.conftest import Command
 
-SHARED = [
-    "__init__.py",
-    "_blocks.py",
-    "_conv.py",
-    "_cut.py",
-    "_direct.py",
-    "_packed.py",
-    "_runtime.py",
-    "_segments.py",
-    "_step.py",
-    "_step_call.py",
-    "_tiles.py",
-    "_tuned.py",
-    "causal_conv.py",
-]
+SHARED = ["__init__.py", *SUPPORT]
 
 
 def test_writes_a_package_and_says_what(ssdgen: Command) -> None:

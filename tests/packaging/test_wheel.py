@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ssdgen import __version__
+from ssdgen.emit.module import SUPPORT
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ("pyproject.toml", "README.md", "LICENSE", "ssdgen", "specs", "templates", "generated")
@@ -86,12 +87,6 @@ def test_every_package_is_declared() -> None:
     folders = {p.parent for p in (ROOT / "ssdgen").rglob("__init__.py")}
     data = {"ssdgen.generated", "ssdgen.specs", "ssdgen.templates"}
     assert declared == {".".join(p.relative_to(ROOT).parts) for p in folders} | data
-
-
-SUPPORT = (
-    *("_blocks.py", "_conv.py", "_cut.py", "_direct.py", "_packed.py", "_runtime.py", "_segments.py", "_step.py"),
-    *("_step_call.py", "_tiles.py", "_tuned.py", "causal_conv.py"),
-)
 
 
 @pytest.mark.slow

@@ -105,11 +105,8 @@ def ratios_by_shape(document: Document) -> Figure | None:
         ax.plot(*zip(*points, strict=True), marker, color=colour, markersize=7, label=f"{label} / ours")
     _log(ax, "x", "{:g}x", [r.ratio for r in counted if r.ratio] + [1.0])
     ax.axvline(1, color=GREY, linewidth=1)
-    ax.set_yticks(range(len(shapes)), shapes)
-    ax.set_ylim(len(shapes) - 0.5, -0.5)
     ax.set_xlabel("time of the peer over ours (log scale; above 1 ours is faster)")
-    ax.set_ylabel("batch, tokens, heads,\ngroups, channels, state")
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handletextpad=0.2, columnspacing=1.5)
+    _line_a_shape(ax, shapes, columns=3)
     _source(figure, document)
     return figure
 
@@ -162,11 +159,8 @@ def memory(document: Document) -> Figure | None:
         points = [(100 * share, shapes.index(shape) + shift) for shape, f, share in shares if f == family]
         ax.plot(*zip(*points, strict=True), marker, color=colour, markersize=7, label=label)
     ax.set_xlim(0, 1.06 * max(100 * share for _, _, share in shares))
-    ax.set_yticks(range(len(shapes)), shapes)
-    ax.set_ylim(len(shapes) - 0.5, -0.5)
     ax.set_xlabel("peak extra memory of a call (% of inputs and outputs)")
-    ax.set_ylabel("batch, tokens, heads,\ngroups, channels, state")
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, handletextpad=0.2, columnspacing=1.5)
+    _line_a_shape(ax, shapes, columns=4)
     _source(figure, document)
     return figure
 
@@ -184,11 +178,8 @@ def bandwidth(document: Document) -> Figure | None:
         ax.plot(*zip(*points, strict=True), marker, color=colour, markersize=7, label=label)
     ax.axvline(document.environment.bandwidth / 1e12, color=GREY, linewidth=1, label="a copy")
     ax.set_xlim(0, 1.06 * max(document.environment.bandwidth, *(r.bandwidth or 0 for r in timed)) / 1e12)
-    ax.set_yticks(range(len(shapes)), shapes)
-    ax.set_ylim(len(shapes) - 0.5, -0.5)
     ax.set_xlabel("TB/s: the state read and written once, inputs and outputs")
-    ax.set_ylabel("batch, tokens, heads, groups,\nchannels, state")
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, handletextpad=0.2, columnspacing=1.5)
+    _line_a_shape(ax, shapes, columns=4)
     _source(figure, document)
     return figure
 
@@ -284,6 +275,14 @@ def _figures(lines: int, columns: int, width: float, height: float, *, sharey: b
     figure = Made(figsize=(width, height), layout="constrained")
     grid: Any = figure.subplots(lines, columns, sharey=sharey, squeeze=False)
     return figure, list(grid.flat)
+
+
+def _line_a_shape(ax: Axes, shapes: Sequence[str], columns: int) -> None:
+    """Name the lines of a picture that has one for each shape, the first at the top; a legend above it."""
+    ax.set_yticks(range(len(shapes)), shapes)
+    ax.set_ylim(len(shapes) - 0.5, -0.5)
+    ax.set_ylabel("batch, tokens, heads,\ngroups, channels, state")
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, handletextpad=0.2, columnspacing=1.5)
 
 
 def _lines(ax: Axes, curves: Sequence[Curve], *, labels: bool = True) -> None:
