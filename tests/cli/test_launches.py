@@ -14,16 +14,16 @@ def test_every_launch_is_a_request_once() -> None:
     requests = compile_requests(planned, module, ["sm_80", "sm_90"], ["bf16", "f32"])
     assert [(r.kernel, r.label) for r in requests if r.arch == "sm_90"] == [
         ("chunk_cumsum", "bf16 f32"),
-        ("group_scores", "bf16"),
         ("segment_states", "bf16"),
+        ("group_scores", "bf16"),
         ("walk_out", "bf16"),
         ("walk_out", "bf16 with z"),
         ("token_step", "bf16"),
         ("token_step", "bf16 with z"),
         ("token_step", "bf16 with bf16 slots"),
         ("token_step", "bf16 with 4 tokens"),
-        ("group_scores", "f32"),
         ("segment_states", "f32"),
+        ("group_scores", "f32"),
         ("walk_out", "f32"),
         ("walk_out", "f32 with z"),
         ("token_step", "f32"),
