@@ -105,12 +105,12 @@ def packed() -> dict[str, Any]:
         y.fill_(torch.nan)
         states.fill_(torch.nan)
         graph.replay()
-        pairs = [
-            (y[:, start:stop], states[i : i + 1], alone(mamba2, tensors, start, stop))
-            for i, (start, stop) in enumerate(pairwise(boundaries))
-        ]
-        worst.append(max(max(error(got, y1), error(state, s1)) for got, state, (y1, s1) in pairs))
-    assert max(worst) <= BOUND, worst
+        errors = []
+        for i, (start, stop) in enumerate(pairwise(boundaries)):
+            y_alone, state_alone = alone(mamba2, tensors, start, stop)
+            errors += [error(y[:, start:stop], y_alone), error(states[i : i + 1], state_alone)]
+        assert all(e <= BOUND for e in errors), errors  # each by itself: max() may pass over a NaN
+        worst.append(max(errors))
     return {"trial": "packed", "synchronisations": 0, "captured": worst[0], "replayed": worst[1], "bound": BOUND}
 
 

@@ -367,11 +367,10 @@ def each(
 ) -> tuple[Tensor, ...]:
     """`function`, a module's portable form, of the whole call, or of its sequences one by one and the results put together.
 
-    Of `every`, unless it is None, it is told too, and what it gives behind the final states are those at the ends of blocks.
+    With `every` tokens a block, what it gives behind the final states are those at the ends of blocks.
     """
-    asked = (size, chunk) if every is None else (size, chunk, every)
     if sequences is None or not sequences.count:
-        return function(*inputs, *scalars, *states, *asked)
+        return function(*inputs, *scalars, *states, size, chunk, every)
     places = torch.stack((sequences.rows, sequences.starts, sequences.stops), 1).tolist()
     rows: list[list[list[Tensor]]] = [[[] for _ in layer.outputs] for _ in range(size[layer.batch])]
     done = [0] * len(rows)
@@ -387,7 +386,7 @@ def each(
             initial = [torch.zeros_like(s) for s in initial]
         now = {**size, layer.batch: 1, layer.time: stop - start}
         cut = (_cut(layer, i.axes, x, row, tokens) for i, x in zip(layer.inputs, inputs, strict=True))
-        results = function(*cut, *scalars, *initial, now, *asked[1:])
+        results = function(*cut, *scalars, *initial, now, chunk, every)
         finals[entry] = results[len(layer.outputs) : ends]
         kept.append((row, start, results[ends:]))
         for pieces, axes, value in zip(rows[row], layer.outputs.values(), results, strict=False):

@@ -89,7 +89,7 @@ CONFIGS = {
 
 @dataclass(frozen=True)
 class StepConfig:
-    """How the kernels of steps run. Tiles are powers of two; each set of values compiles its own kernels."""
+    """How kernels of steps run; a call without one takes what fits its states and the GPU. Tiles are powers of two."""
 
     tile_p: int = 64  # tile of axis p, at most
     occupancy: int = 2  # blocks a multiprocessor, 0 to let the compiler choose
@@ -346,7 +346,7 @@ def _segmented(
 
 @_rt.without_autocast
 def _portable(
-    q: Tensor, k: Tensor, v: Tensor, S: Tensor, size: dict[str, int], chunk: int, states_every: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, S: Tensor, size: dict[str, int], chunk: int, states_every: int | None,
 ) -> tuple[Tensor, ...]:
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((q, k, v, S))

@@ -110,7 +110,7 @@ CONFIGS = {
 
 @dataclass(frozen=True)
 class StepConfig:
-    """How the kernels of steps run. Tiles are powers of two; each set of values compiles its own kernels."""
+    """How kernels of steps run; a call without one takes what fits its states and the GPU. Tiles are powers of two."""
 
     tile_p: int = 64  # tile of axis p, at most
     occupancy: int = 2  # blocks a multiprocessor, 0 to let the compiler choose
@@ -579,7 +579,7 @@ def _segmented(
 @_rt.without_autocast
 def _portable(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None,
-    dt_min: Tensor, dt_max: Tensor, S: Tensor, size: dict[str, int], chunk: int, states_every: int | None = None,
+    dt_min: Tensor, dt_max: Tensor, S: Tensor, size: dict[str, int], chunk: int, states_every: int | None,
 ) -> tuple[Tensor, ...]:
     """The same chunked form in plain torch, for any device: in float32, or float64 if an input is, and differentiable."""
     dtype = _rt.widest((x, dt, A, B, C, D, dt_bias, z, S))

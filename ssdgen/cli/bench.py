@@ -194,8 +194,8 @@ def decode(
     save = _saver(out)
     with progress("bench decode") as step:
         document = measured(
-            module, CudaMeter(), environment(_command()), rounds, seconds, shapes=shapes, peers=others, progress=step,
-            save=save,
+            form.recurrence.layer, module, CudaMeter(), environment(_command()), rounds, seconds, shapes=shapes,
+            peers=others, progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)
 

@@ -54,7 +54,7 @@ class Host:
 
     def filters(self) -> dict[str, Callable[..., str]]:
         """The filters that name things: a tensor, scalar, state or output; an initial state; a final one."""
-        return {"host": self.host, "initial": self.initial, "final": self.final, "prepared": self._prepared}
+        return {"host": self.host, "initial": self.initial, "final": self.final, "prepared": self.prepared}
 
     def host(self, name: str) -> str:
         """The host variable of an input, scalar, state or output."""
@@ -133,18 +133,9 @@ class Host:
             blocks = " * ".join((f"size_{layer.head}", *(g for g in plan.kernels[-1].grid if not g.startswith("cut."))))
             column = f"size_{plan.form.states[0].column_axis}"
         sizes = f"size_{layer.batch}, size_{layer.time}, config.chunk"
+        call = ["LAYER", f"_{plan.config.plan}"]
         return {
-            "kernels_call": [
-                "LAYER",
-                f"_{plan.config.plan}",
-                "sequences",
-                inputs,
-                scalars,
-                initials,
-                "size",
-                "config",
-                EVERY,
-            ],
+            "kernels_call": [*call, "sequences", inputs, scalars, initials, "size", "config", EVERY],
             "packs": isinstance(plan.kernels[-1], WalkKernel),
             "plan_arguments": self._plan_arguments(),
             "indexable": self.each(
@@ -187,7 +178,7 @@ class Host:
         layer = self._layer
         args = [f"{self.host(t.name)}: Tensor{' | None' if t.optional else ''}" for t in layer.inputs]
         names = [p.name for p in layer.params] + [s.name for s in layer.states]
-        sizes = ["size: dict[str, int]", "chunk: int", f"{EVERY}: int | None = None"]
+        sizes = ["size: dict[str, int]", "chunk: int", f"{EVERY}: int | None"]
         return [*args, *(f"{self.host(name)}: Tensor" for name in names), *sizes]
 
     def _plan_arguments(self) -> list[str]:
@@ -238,21 +229,18 @@ class Host:
             return f"    {names[0]} = {only}"
         return broken(f"{', '.join(names)} = ", f"({code} for v in ({', '.join(names)}))", "    ")
 
-    def _prepared(self, t: PortableInput) -> str:
-        name = self.host(t.name)
-        declared = self._layer.tensor(t.name)
-        code = name
-        if t.array_axes != declared.axes:
-            code += f".permute({', '.join(str(t.array_axes.index(a)) for a in declared.axes)})"
-        axes = declared.axes
+    def prepared(self, t: PortableInput) -> str:
+        """The line that brings an input to the heads, axes and dtype that the portable form computes with."""
+        layer, name = self._layer, self.host(t.name)
+        code, axes = name, t.array_axes
         if t.grouped:
-            at = next(i for i, a in enumerate(axes) if self._layer.shared(a) != a)
-            code = f"_rt.per_head({code}, {at}, size[{quoted(self._layer.head)}])"
-            axes = tuple(self._layer.shared(a) for a in axes)
+            at = next(i for i, a in enumerate(axes) if layer.shared(a) != a)
+            code = f"_rt.per_head({code}, {at}, size[{quoted(layer.head)}])"
+            axes = tuple(layer.shared(a) for a in axes)
         if axes != t.axes:
             code += f".permute({', '.join(str(axes.index(a)) for a in t.axes)})"
         line = f"{name} = {code}.to(dtype)"
-        return f"if {name} is not None:\n        {line}" if declared.optional else line
+        return f"if {name} is not None:\n        {line}" if layer.tensor(t.name).optional else line
 
     def _sizes(self, kernels: list[Kernel]) -> str:
         """The line that reads the lengths the host needs off the arrays."""
@@ -260,10 +248,13 @@ class Host:
         texts += [f"size_{self._layer.batch} size_{self._layer.time} size_{self._layer.head}"]
         texts += [p.argument for k in kernels for p in k.parameters if p.argument.startswith("size_")]
         texts += [f"size_{s.column_axis}" for s in self._plan.form.states if self._plan.config.plan == "segmented"]
+        return self.lengths(texts, [(self.final(s.name), s.axes) for s in self._layer.states])
+
+    def lengths(self, texts: list[str], states: list[tuple[str, Axes]]) -> str:
+        """The line that reads what `texts` mention as size_AXIS off the required inputs, or variables that are `states`."""
         needed = dict.fromkeys(name for text in texts for name in re.findall(r"\bsize_(\w+)", text))
         layouts = dict(self._plan.config.layouts)
-        arrays = [(self.host(t.name), layouts.get(t.name, t.axes)) for t in self._layer.inputs if t.required]
-        arrays += [(self.final(s.name), s.axes) for s in self._layer.states]
+        arrays = [(self.host(t.name), layouts.get(t.name, t.axes)) for t in self._layer.inputs if t.required] + states
         sources = []
         for axis in needed:
             name, axes = next((n, a) for n, a in arrays if axis in a)

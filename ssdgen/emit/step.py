@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from ssdgen.emit.host import DTYPES, Host, number, quoted, tupled
-from ssdgen.emit.layout import broken
+from ssdgen.emit.host import DTYPES, Host, number, tupled
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import Output
 from ssdgen.ir.plan import Parameter, Plan, StepKernel
@@ -59,7 +57,7 @@ class StepHost:
             "portable_result": f"tuple[{', '.join(['Tensor'] * len(layer.outputs))}]",
             "first_state": states[0],
             "widened": self._host.each(plain, "v.to(dtype)"),
-            "prepared": [self._prepared(t) for t in arranged],
+            "prepared": [self._host.prepared(t) for t in arranged],
             "returned": [tupled([self._result(o) for o in portable.outputs])],
             "step": f"LAYER, {config}, {kernels}, _portable_step",
             "launches": [],
@@ -127,18 +125,6 @@ class StepHost:
         declared = self._layer.tensor(t.name)
         return t.grouped or declared.optional or t.array_axes != t.axes
 
-    def _prepared(self, t: PortableInput) -> str:
-        layer, name = self._layer, self._host.host(t.name)
-        code, axes = name, t.array_axes
-        if t.grouped:
-            at = next(i for i, a in enumerate(axes) if layer.shared(a) != a)
-            code = f"_rt.per_head({code}, {at}, size[{quoted(layer.head)}])"
-            axes = tuple(layer.shared(a) for a in axes)
-        if axes != t.axes:
-            code += f".permute({', '.join(str(axes.index(a)) for a in t.axes)})"
-        line = f"{name} = {code}.to(dtype)"
-        return f"if {name} is not None:\n        {line}" if layer.tensor(t.name).optional else line
-
     def _result(self, portable: PortableOutput) -> str:
         """An output as the caller gets it: its axes in the order of its array, and its dtype."""
         output: Output = next(o for o in self._layer.outputs if o.name == portable.name)
@@ -156,6 +142,7 @@ class StepHost:
         arguments += [f"{self._host.kept(s.name)}: Tensor | None" for s in layer.states]
         arguments += [f"{host(o.name)}: Tensor" for o in layer.outputs]
         arguments += [f"{n}: Tensor | None" for n in INDICES]
+        lengths = [t for k in step.kernels for t in (*k.grid, *(p.argument for p in k.parameters))]
         tiles, whole = [], []
         for p in dict.fromkeys(p for k in step.kernels for p in k.parameters if p.role == "constant"):
             axis = p.argument.removeprefix("tile_").removeprefix("size_")
@@ -166,22 +153,10 @@ class StepHost:
                 whole.append(f"size_{axis} == _step.columns(size_{axis})")
         return {
             "kernel_arguments": [*arguments, "config: StepConfig"],
-            "sizes": self._sizes(step.kernels),
+            "sizes": self._host.lengths(lengths, [(host(s.name), s.axes) for s in layer.states]),
             "tiles": [*tiles, f"whole = {' and '.join(dict.fromkeys(whole))}"],
             "launches": [self._launch(k, early=i > 0) for i, k in enumerate(step.kernels)],
         }
-
-    def _sizes(self, kernels: tuple[StepKernel, ...]) -> str:
-        """The line that reads the lengths the host needs off the arrays."""
-        texts = [g for k in kernels for g in k.grid] + [p.argument for k in kernels for p in k.parameters]
-        needed = dict.fromkeys(name for text in texts for name in re.findall(r"\bsize_(\w+)", text))
-        arrays = [(t.name, self._layouts.get(t.name, t.axes)) for t in self._layer.inputs if t.required]
-        arrays += [(s.name, s.axes) for s in self._layer.states]
-        sources = []
-        for axis in needed:
-            name, axes = next((n, a) for n, a in arrays if axis in a)
-            sources.append(f"{self._host.host(name)}.shape[{axes.index(axis)}]")
-        return broken(f"{', '.join(f'size_{a}' for a in needed)} = ", ", ".join(sources), "    ")
 
     def _launch(self, kernel: StepKernel, early: bool) -> str:
         args = ", ".join(self._argument(p) for p in kernel.parameters)

@@ -32,23 +32,8 @@ from ssdgen.plan.lower import float32, fold
 from ssdgen.plan.names import Names
 
 LOCALS = frozenset(
-    {
-        "batch",
-        "head",
-        "chunk",
-        "chunks",
-        "heads",
-        "length",
-        "token",
-        "valid",
-        "block",
-        "end",
-        "first",
-        "head_index",
-        "segment",
-        "into",
-    }
-    | {"sequence", "lane", "slot", "origin", "last", "row", "start", "stop", "before", "place", "_"}
+    {"batch", "head", "chunk", "chunks", "heads", "length", "token", "valid", "block", "end", "head_index", "segment"}
+    | {"sequence", "lane", "slot", "origin", "last", "row", "start", "stop", "before", "place", "first", "into", "_"}
 )
 
 

@@ -18,12 +18,15 @@ from types import ModuleType
 
 import torch
 
+from ssdgen.ir.layer import Layer
 from ssdgen.run.bench.measure import FLUSHING, Meter, described, rounds
+from ssdgen.run.bench.ours import portable_float64
 from ssdgen.run.bench.rows import DEFAULT, OURS, Document, Environment, Row, Scale, means, ratios
 from ssdgen.run.bench.shapes import Shape
+from ssdgen.run.bench.truth import L2_TIMES, case_of
 from ssdgen.run.checks import BOUNDS, relative_error
 from ssdgen.run.gpu_peers import Call
-from ssdgen.run.inputs import Inputs
+from ssdgen.run.inputs import Inputs, draw
 
 SHAPES = (
     Shape(1, 1, 80, 1, 64, 128),
@@ -38,8 +41,6 @@ CONTEXTS = (1024, 131072)
 """Tokens before the step whose time and memory should not depend on them."""
 CPU_SHAPE = Shape(1, 1, 24, 1, 64, 128)
 """A layer of a 130M model."""
-FLUSHED = 2.5
-"""The sets of a call hold this many times the L2 cache."""
 STEPS = 100
 CPU_CALLS, CPU_ROUNDS = 50, 7
 PEERS = ("mamba_ssm", "FlashInfer")
@@ -56,6 +57,7 @@ class Stepper:
 
 
 def decode(
+    layer: Layer,
     module: ModuleType,
     meter: Meter,
     environment: Environment,
@@ -70,7 +72,7 @@ def decode(
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Document:
-    """The document of a run of `module`, an emitted mamba2: all shapes with states of each dtype, then contexts and the CPU."""
+    """The document of a run of `module`, emitted from `layer`, mamba2: every shape and dtype, then contexts, then the CPU."""
     end = clock() + seconds
     notes: list[str] = []
     steppers = [Stepper(OURS, DEFAULT, partial(_ours, module)), *others(peers, notes)]
@@ -82,11 +84,11 @@ def decode(
         if clock() > end:
             notes.append(f"{shape} with a {dtype} state is not measured: the time was up")
             continue
-        rows += _measured(steppers, shape, dtype, meter, environment, count, device)
+        rows += _measured(layer, module, steppers, shape, dtype, meter, environment, count, device)
         found = ratios(rows, DEFAULT)
         document = replace(document, rows=tuple(rows), ratios=found, means=means(found), notes=tuple(notes))
         save(document)
-    scale = [_after(module, meter, tokens, device) for tokens in contexts] + on_the_cpu(module)
+    scale = [_after(layer, module, meter, t, device) for t in contexts] + on_the_cpu(layer, module)
     document = replace(document, scale=tuple(scale), notes=tuple(notes))
     save(document)
     return document
@@ -121,40 +123,25 @@ def _selective(update: Callable[..., torch.Tensor], i: Inputs) -> tuple[torch.Te
     return (y,)
 
 
-def step_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int = 0) -> Inputs:
-    """One token: x, B and C in bf16, the rest float32, steps between 0.001 and 0.1 after softplus; y's memory as `out`."""
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator, device=device)
-
-    def uniform(low: float, high: float, *size: int) -> torch.Tensor:
-        return low + (high - low) * torch.rand(size, generator=generator, device=device)
-
-    b, h, g, p, n = shape.b, shape.h, shape.g, shape.p, shape.n
-    bias = normal(h)
-    tensors = {
-        "x": normal(b, h, p).bfloat16(),
-        "dt": uniform(math.log(0.001), math.log(0.1), b, h).exp().expm1().log() - bias,
-        "A": -uniform(1, 16, h),
-        "B": normal(b, g, n).bfloat16(),
-        "C": normal(b, g, n).bfloat16(),
-        "D": normal(h),
-        "dt_bias": bias,
-        "out": torch.empty(b, h, p, dtype=torch.bfloat16, device=device),
-    }
-    return Inputs(tensors, {}, {"S": normal(b, h, p, n).to(dtype)})
+def step_inputs(layer: Layer, shape: Shape, dtype: torch.dtype, device: str, seed: int = 0) -> Inputs:
+    """One token of what `bench forward` draws, without its time axis, and a state; y's memory as `out`."""
+    case = case_of(layer, shape, seed)
+    drawn = draw(layer, replace(case, absent=case.absent - {"S0"}), device, device)
+    tensors = {name: x.squeeze(1) if name in _per_token(layer) else x for name, x in drawn.tensors.items()}
+    states = {name: x.to(dtype) for name, x in drawn.states.items()}
+    return Inputs({**tensors, "out": torch.empty_like(tensors["x"])}, {}, states)
 
 
-def truth(i: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """y and the state after the token, in float64."""
-    t = {name: x.double() for name, x in i.tensors.items()}
-    step = torch.nn.functional.softplus(t["dt"] + t["dt_bias"])
-    heads = t["x"].shape[1] // t["B"].shape[1]
-    B, C = (t[name].repeat_interleave(heads, 1) for name in "BC")
-    entered = (step[..., None] * t["x"])[..., None] * B[:, :, None]
-    state = torch.exp(t["A"] * step)[..., None, None] * i.states["S"].double() + entered
-    return torch.einsum("bhpn,bhn->bhp", state, C) + t["D"][:, None] * t["x"], state
+def truth(layer: Layer, module: ModuleType, i: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """y and the state after the token, by the portable form of a sequence of one token in float64."""
+    tensors = {n: x.unsqueeze(1) if n in _per_token(layer) else x for n, x in i.tensors.items() if n != "out"}
+    y, state = portable_float64(module, Inputs(tensors, {}, i.states))
+    return y[:, 0], state
+
+
+def _per_token(layer: Layer) -> set[str]:
+    """The inputs with a time axis, which is their second."""
+    return {t.name for t in layer.inputs if layer.time in t.axes}
 
 
 def moved_bytes(shape: Shape, dtype: torch.dtype) -> int:
@@ -165,6 +152,8 @@ def moved_bytes(shape: Shape, dtype: torch.dtype) -> int:
 
 
 def _measured(
+    layer: Layer,
+    module: ModuleType,
     steppers: Sequence[Stepper],
     shape: Shape,
     dtype: str,
@@ -174,12 +163,14 @@ def _measured(
     device: str,
 ) -> list[Row]:
     moved = moved_bytes(shape, STATE_DTYPES[dtype])
-    number = max(1, math.ceil(FLUSHED * environment.l2_bytes / moved))
-    sets = [step_inputs(shape, STATE_DTYPES[dtype], device, seed) for seed in range(number)]
+    number = max(1, math.ceil(L2_TIMES * environment.l2_bytes / moved))
+    sets = [step_inputs(layer, shape, STATE_DTYPES[dtype], device, seed) for seed in range(number)]
+    first = _copied(sets[0])  # measuring moves the states of the sets
+    wanted = truth(layer, module, first)
     rows: dict[str, Row] = {}
     replays = {}
     for stepper in steppers:
-        row = _checked(stepper, sets[0], f"{shape}, {dtype} state", number)
+        row = _checked(stepper, first, wanted, f"{shape}, {dtype} state", number)
         if row.right:
             try:
                 row = replace(row, eager_us=meter.eager(stepper.call, sets), host_us=meter.host(stepper.call, sets))
@@ -197,31 +188,28 @@ def _measured(
     return list(rows.values())
 
 
-def _checked(stepper: Stepper, inputs: Inputs, place: str, sets: int) -> Row:
-    """A row with the errors of one step from a copy of the state."""
-    fresh = replace(inputs, states={"S": inputs.states["S"].clone()})
+def _copied(inputs: Inputs) -> Inputs:
+    """The inputs, with a state of their own."""
+    return replace(inputs, states={name: x.clone() for name, x in inputs.states.items()})
+
+
+def _checked(stepper: Stepper, inputs: Inputs, wanted: tuple[torch.Tensor, torch.Tensor], place: str, sets: int) -> Row:
+    """A row with the errors of one step from a copy of the state; `wanted` are y and the state after it."""
+    fresh = _copied(inputs)
     row = Row(place, stepper.family, stepper.name, None, None, BOUND, sets=sets)
     try:
-        y_true, state_true = truth(fresh)
         (y,) = stepper.call(fresh)
-        row = replace(row, error=relative_error(y, y_true), state_error=relative_error(fresh.states["S"], state_true))
+        row = replace(row, error=relative_error(y, wanted[0]), state_error=relative_error(fresh.states["S"], wanted[1]))
     except Exception as error:  # code of others and its compiler
         return replace(row, note=described(error))
     return row if row.right else replace(row, note="wrong: over the bound, so not timed")
 
 
-def _after(module: ModuleType, meter: Meter, tokens: int, device: str) -> Scale:
+def _after(layer: Layer, module: ModuleType, meter: Meter, tokens: int, device: str) -> Scale:
     """The step after a context of so many tokens: its time, and what STEPS of them allocate."""
     shape = replace(SHAPES[0], t=tokens)
-    one = step_inputs(shape, torch.float32, device)
-    t = one.tensors
-    context = {
-        name: torch.randn(shape.b, tokens, *x.shape[1:], device=device).to(x.dtype)
-        for name, x in t.items()
-        if name in ("x", "B", "C")
-    }
-    dt = t["dt"][:, None].expand(-1, tokens, -1)
-    _, state = module.forward(**context, dt=dt, A=t["A"], D=t["D"], dt_bias=t["dt_bias"])
+    _, state = module.forward(**draw(layer, case_of(layer, shape, 0), device, device).keywords())
+    one = step_inputs(layer, SHAPES[0], torch.float32, device)
     at = replace(one, states={"S": state})
     replay = meter.capture(partial(_ours, module), [at])
     before = torch.cuda.memory_allocated() if state.is_cuda else 0
@@ -232,14 +220,14 @@ def _after(module: ModuleType, meter: Meter, tokens: int, device: str) -> Scale:
     return Scale(str(shape), "one step", us, f"{grown} bytes allocated by {STEPS} steps; state {state.nbytes} bytes")
 
 
-def on_the_cpu(module: ModuleType) -> list[Scale]:
+def on_the_cpu(layer: Layer, module: ModuleType) -> list[Scale]:
     """Ours and transformers' own torch path in float32, in turn, at a 130M model's layer; empty without transformers."""
     try:
         theirs = importlib.import_module("transformers.models.mamba2.modeling_mamba2").mamba2_selective_state_update
     except (ImportError, AttributeError):
         return []
     theirs = inspect.unwrap(theirs)  # where mamba_ssm is installed too, the outer function asks its GPU kernels
-    inputs = step_inputs(CPU_SHAPE, torch.float32, "cpu")
+    inputs = step_inputs(layer, CPU_SHAPE, torch.float32, "cpu")
     inputs = replace(inputs, tensors={name: x.float() for name, x in inputs.tensors.items()})
     calls = {"ours on the CPU": partial(_ours, module), "transformers on the CPU": partial(_selective, theirs)}
     times: dict[str, list[float]] = {name: [] for name in calls}

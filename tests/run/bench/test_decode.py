@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,9 +26,12 @@ from ssdgen.run.bench.measure import rounds
 from ssdgen.run.bench.rows import OURS, read_document, to_json
 from ssdgen.run.bench.shapes import Shape
 from ssdgen.run.checks import relative_error
+from ssdgen.run.reference import reference
+from ssdgen.spec import load_source, read_layer
 from tests.run.bench.fakes import Clock, FakeMeter
 from tests.run.bench.made import ENVIRONMENT
 
+LAYER = read_layer(load_source("mamba2"))
 SMALL = Shape(2, 1, 4, 2, 32, 16)
 NOTHING_IN_L2 = replace(ENVIRONMENT, l2_bytes=1)
 
@@ -61,7 +64,9 @@ def install(monkeypatch: pytest.MonkeyPatch, update: Callable[..., torch.Tensor]
 
 
 def measured(**named: Any) -> Any:
-    return decode(mamba2, FakeMeter(), NOTHING_IN_L2, 5, 100.0, shapes=[SMALL], contexts=(3,), device="cpu", **named)
+    return decode(
+        LAYER, mamba2, FakeMeter(), NOTHING_IN_L2, 5, 100.0, shapes=[SMALL], contexts=(3,), device="cpu", **named
+    )
 
 
 def test_a_whole_run(monkeypatch: pytest.MonkeyPatch, one_round: None, tmp_path: Any) -> None:
@@ -92,8 +97,11 @@ def test_a_wrong_step_gets_no_time(monkeypatch: pytest.MonkeyPatch, one_round: N
 
 def test_a_state_that_is_not_moved_is_wrong(monkeypatch: pytest.MonkeyPatch, one_round: None) -> None:
     """y may be right all the same: the state after the step is compared too."""
-    still = SimpleNamespace(step=lambda S, **named: mamba2.step(S.clone(), **named), forward=mamba2.forward)
-    document = decode(still, FakeMeter(), NOTHING_IN_L2, 5, 100.0, shapes=[SMALL], contexts=(), peers=(), device="cpu")  # type: ignore[arg-type]
+    step = mamba2.step
+    monkeypatch.setattr(mamba2, "step", lambda S, **named: step(S.clone(), **named))
+    document = decode(
+        LAYER, mamba2, FakeMeter(), NOTHING_IN_L2, 5, 100.0, shapes=[SMALL], contexts=(), peers=(), device="cpu"
+    )
     assert [r.graph_us for r in document.rows] == [None, None]
 
 
@@ -109,17 +117,14 @@ def test_no_shape_is_begun_after_its_time(one_round: None) -> None:
     assert any("the time was up" in note for note in document.notes)
 
 
-def test_the_truth_is_ours_in_float64() -> None:
-    inputs = step_inputs(SMALL, torch.float32, "cpu")
-    y, state = truth(inputs)
-    wide = {name: x.double() for name, x in inputs.tensors.items()}
-    S = inputs.states["S"].double()
-    tensors = {name: x for name, x in wide.items() if name != "out"}
-    got, final = mamba2.forward(
-        **{n: x[:, None] if n in ("x", "dt", "B", "C") else x for n, x in tensors.items()}, S0=S
-    )
-    assert relative_error(got[:, 0], y) < 1e-12
-    assert relative_error(final, state) < 1e-12
+def test_the_truth_is_the_token_loop() -> None:
+    """The portable form that steps are compared with, held to the loop over tokens that is made from the spec alone."""
+    inputs = step_inputs(LAYER, SMALL, torch.float32, "cpu")
+    y, state = truth(LAYER, mamba2, inputs)
+    tensors = {n: x[:, None] if n in ("x", "dt", "B", "C") else x for n, x in inputs.tensors.items() if n != "out"}
+    outputs, finals = reference(LAYER, tensors, {}, inputs.states)
+    assert relative_error(y, outputs["y"][:, 0]) < 1e-12
+    assert relative_error(state, finals["S"]) < 1e-12
 
 
 def test_bytes_are_those_of_the_state_read_and_written() -> None:
@@ -132,11 +137,11 @@ def test_bytes_are_those_of_the_state_read_and_written() -> None:
 def test_on_the_cpu_both_compute_the_same() -> None:
     """transformers' torch path, called as for the GPU, gives the truth too."""
     modeling = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
-    inputs = step_inputs(SMALL, torch.float32, "cpu")
+    inputs = step_inputs(LAYER, SMALL, torch.float32, "cpu")
     inputs = replace(inputs, tensors={name: x.float() for name, x in inputs.tensors.items()})
-    y, state = truth(inputs)
+    y, state = truth(LAYER, mamba2, inputs)
     (got,) = _selective(modeling.mamba2_selective_state_update.__wrapped__, inputs)
     assert relative_error(got, y) < 1e-5
     assert relative_error(inputs.states["S"], state) < 1e-5
-    names = [s.name for s in on_the_cpu(mamba2)]
+    names = [s.name for s in on_the_cpu(LAYER, mamba2)]
     assert names == ["ours on the CPU", "transformers on the CPU"]
