@@ -10,6 +10,7 @@ a CUDA context ends one step; what failed stands under "problems" with the end o
             (all of it) and a float64 token loop (two heads of the last sequence, at most 4,096 tokens)
   memcheck  compute-sanitizer over one ragged shape a spec
   gates     what `ssdgen verify SPEC --device cuda` asks of the GPU: the hardware and peer checks, at small awkward sizes
+  serving   the same of one-token steps; `convolution` of the causal convolution beside the modules
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ def main() -> int:
     checks: list[tuple[str, ...]] = [("verify", s, shape) for s in (*specs, *variants) for shape in reversed(numbers)]
     checks += [("memcheck", s) for s in (*specs, *variants)]
     checks += [("gates", spec, f"{part}/{PARTS}") for spec in specs for part in range(PARTS)]
+    checks += [("serving", spec) for spec in specs] + [("convolution", "causal_conv")]
     run.together("checks", checks, 12, until=1.0)
     print((options.out / "table.txt").read_text())
     return 1 if run.results["problems"] else 0
@@ -96,7 +98,7 @@ def warm_steps(shapes: tuple[tuple[int, ...], ...], specs: tuple[str, ...]) -> l
 def cache_of(step: tuple[str, ...]) -> str:
     """The compiler's cache that a step uses: many writers at once can make cuTile take its database for broken."""
     spec = step[1] if step[1] in SPECS else "mamba2"  # a variant of it
-    return f"gates-{spec}" if step[0] == "gates" else spec
+    return f"{step[0]}-{spec}" if step[0] in ("gates", "serving", "convolution") else spec
 
 
 class Run:
@@ -105,9 +107,8 @@ class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.start = self.end = time.monotonic()
-        self.results: dict[str, Any] = {
-            "machine": {}, "seconds": {}, "verify": [], "memcheck": [], "gates": [], "problems": []
-        }  # fmt: skip
+        self.results: dict[str, Any] = {"machine": {}, "seconds": {}}
+        self.results |= {kind: [] for kind in ("verify", "memcheck", "gates", "serving", "convolution", "problems")}
 
     def left(self) -> float:
         """Seconds that this step's kind may still take."""
@@ -233,11 +234,12 @@ def table(results: dict[str, Any]) -> str:
         f"{r['spec']:17}{'clean' if r['clean'] else 'NOT CLEAN'}  {r['output'][-1:]}" for r in results["memcheck"]
     ]
     lines += ["", "Hardware and peer checks of `ssdgen verify`: made, failed, skipped, the largest share of a bound"]
-    for spec in dict.fromkeys(r["spec"] for r in results["gates"]):
-        made = [r for r in results["gates"] if r["spec"] == spec and not r["skipped"]]
+    checks = [*results["gates"], *results["serving"], *results["convolution"]]
+    for spec in dict.fromkeys(r["spec"] for r in checks):
+        made = [r for r in checks if r["spec"] == spec and not r["skipped"]]
         failed = sum(not r["passed"] for r in made)
         share = max((r["error"] / r["bound"] for r in made if r["bound"]), default=0.0)
-        skipped = [f"{r['name']}: {r['note']}" for r in results["gates"] if r["spec"] == spec and r["skipped"]]
+        skipped = [f"{r['name']}: {r['note']}" for r in checks if r["spec"] == spec and r["skipped"]]
         lines.append(f"{spec:17}{len(made):4} made, {failed} failed, {len(skipped)} skipped {skipped}, {share:.2f}")
     lines += ["", f"{len(results['problems'])} problems"]
     lines += [f"{p['step']}: {p['what']}" for p in results["problems"]]

@@ -6,7 +6,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, islice, product
 from types import ModuleType
 from typing import Any
 
@@ -16,12 +16,13 @@ from variants import module_of, spec_of
 
 from ssdgen import pipeline
 from ssdgen.ir.layer import Layer
+from ssdgen.ir.report import Check
 from ssdgen.run.cases import kernel_trials
 from ssdgen.run.checks import BOUNDS, one_thread, relative_error
 from ssdgen.run.gpu_peers import gpu_peer_checks
 from ssdgen.run.inputs import Case, Inputs, array_axes, draw
 from ssdgen.run.reference import reference
-from ssdgen.run.verify import packed, run_trial
+from ssdgen.run.verify import continued, packed, run_trial, stepped
 from ssdgen.spec import load_source, read_layer
 
 Row = dict[str, Any]
@@ -111,7 +112,7 @@ def verify(name: str, shape: str, quick: bool = False) -> Iterator[Row]:
 
 def gates(name: str, share: str, quick: bool = False) -> Iterator[Row]:
     """The hardware and peer checks of `ssdgen verify`; of a `share` such as 0/3, every third trial. The first share has the
-    peers, the last one packed sequences."""
+    peers, the last one packed sequences, the one before it continuation."""
     first, step = map(int, share.split("/"))
     layer, module = layer_of(name), module_of(name)
     form, _ = pipeline.derive(name)
@@ -120,12 +121,66 @@ def gates(name: str, share: str, quick: bool = False) -> Iterator[Row]:
     hardware = (check for trial in trials for check in run_trial("hardware", plan, module, trial))
     peer = gpu_peer_checks(layer, module.forward, "cuda") if first == 0 else ()
     sequences = packed("hardware", plan, module) if first == step - 1 else ()
-    for check in chain(hardware, peer, sequences):
-        error = check.error if math.isfinite(check.error) else 1e30
-        yield {
-            "spec": name, "gate": check.gate, "name": check.name, "error": error, "bound": check.bound,
-            "passed": check.passed, "skipped": check.skipped, "note": check.note[:400],
-        }  # fmt: skip
+    pieces = continued("hardware", plan, module) if first == step - 2 else ()
+    for check in chain(hardware, peer, sequences, pieces):
+        yield check_row(name, check)
+
+
+def serving(name: str, quick: bool = False) -> Iterator[Row]:
+    """The hardware checks of one-token steps."""
+    form, _ = pipeline.derive(name)
+    for check in stepped("hardware", pipeline.plan(form, {}), module_of(name)):
+        yield check_row(name, check)
+
+
+def check_row(name: str, check: Check) -> Row:
+    """A row of the table of gates."""
+    error = check.error if math.isfinite(check.error) else 1e30
+    return {
+        "spec": name, "gate": check.gate, "name": check.name, "error": error, "bound": check.bound,
+        "passed": check.passed, "skipped": check.skipped, "note": check.note[:400],
+    }  # fmt: skip
+
+
+def convolution(name: str, quick: bool = False) -> Iterator[Row]:
+    """The causal convolution that lies beside the modules: sequences, packed ones and steps, on slices of wider tensors."""
+    conv = importlib.import_module(f"generated.{name}")
+    random = torch.Generator().manual_seed(0)
+
+    def inside(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        around = torch.full([n + 3 for n in shape], torch.nan, dtype=dtype)
+        return around[tuple(slice(1, n + 1) for n in shape)].copy_(torch.randn(shape, generator=random))
+
+    for dtype, short in ((torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "f32")):
+        for (b, t, d), taps in product(((2, 70, 130), (1, 1, 1792), (3, 4099, 256)), (2, 4, 8)):
+            x, cache = inside(b, t, d, dtype=dtype), inside(b, d, taps - 1, dtype=dtype)
+            weight, bias = inside(d, taps, dtype=torch.float32), inside(d, dtype=torch.float32)
+            ends = torch.tensor([0, t // 3, t // 3, t])
+            slots = torch.tensor([2 * b - 1 - i for i in range(b)], dtype=torch.int32)
+            pool = inside(2 * b, d, taps - 1, dtype=dtype)
+            calls: dict[str, tuple[str, dict[str, torch.Tensor], dict[str, Any]]] = {
+                "forward": ("forward", {"x": x, "initial": cache}, {"return_final": True}),
+                "packed": ("forward", {"x": x[:1], "cu_seqlens": ends}, {"return_final": True}),
+                "steps": ("steps", {"x": x[:, :3], "cache": pool, "state_indices": slots}, {}),
+            }
+            for kind, (function, tensors, options) in calls.items():
+                tensors = {**tensors, "weight": weight, "bias": bias}
+                results = []
+                for wide in (True, False):
+                    there = {k: v.double() if wide and v.is_floating_point() else v for k, v in tensors.items()}
+                    given = {k: v.clone() if wide else on_gpu(v) for k, v in there.items()}
+                    with torch.no_grad():
+                        value = getattr(conv, function)(**given, **options, activation="silu")
+                    results.append((*value, given["cache"])[-2:] if "cache" in given else value)
+                for value, want, got in zip(("y", "cache"), *results, strict=True):
+                    label = f"{kind}, {short}, {taps} taps, {b} x {t} x {d}: {value}"
+                    check = Check(label, "hardware", relative_error(got.cpu(), want), BOUNDS[short], passed=False)
+                    yield check_row(name, replace(check, passed=check.error <= check.bound))
+
+
+def on_gpu(x: torch.Tensor) -> torch.Tensor:
+    """A copy on the GPU with the strides of `x`."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda").copy_(x)
 
 
 def chunked_errors(layer: Layer, module: ModuleType, inputs: Inputs, got: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -172,4 +227,6 @@ def portable(module: ModuleType, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     return values
 
 
-STEPS: dict[str, Callable[..., Iterator[Row]]] = {"warm": warm, "verify": verify, "gates": gates}
+STEPS: dict[str, Callable[..., Iterator[Row]]] = {
+    "warm": warm, "verify": verify, "gates": gates, "serving": serving, "convolution": convolution,
+}  # fmt: skip

@@ -79,9 +79,12 @@ class Compiler:
                 return
 
     def _run(self, missing: Iterable[CompileRequest]) -> Iterator[tuple[CompileRequest, Answer]]:
-        """The answers as they come; also to what an earlier call gave out and did not wait for."""
+        """The answers as they come; also to what an earlier call gave out and did not wait for, which is not given again."""
+        under_way = {self._given[worker.key] for worker in self._pool.busy}
         tasks = []
         for request in missing:
+            if request in under_way:
+                continue
             self._given[str(len(self._given))] = request
             tasks.append((str(len(self._given) - 1), replace(request, arch=self._arch)))
         for key, answer in self._pool.run(tasks):
