@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ssdgen.emit.support import _kept
 from ssdgen.ir.build import ITEMSIZE, Argument, ArrayArg, CompileRequest, ConstantArg, ScalarArg
 
 
@@ -93,7 +94,19 @@ def _compile(request: CompileRequest) -> bytes:
     signature = KernelSignature([_constraint(a) for a in request.signature], CallingConvention.cutile_python_v2())
     file = io.BytesIO()
     export_kernel(kernel, [signature], file, gpu_code=request.arch, output_format="cubin")
+    keep(kernel, signature, request.arch, file.getvalue())
     return file.getvalue()
+
+
+def keep(kernel: Any, signature: Any, arch: str, cubin: bytes) -> None:
+    """Put a compiled kernel where launches of its module look first, unless the cache of `cuda.tile` is off."""
+    from cutile_cache._env import get_cache_dir_from_env
+
+    number = arch.removeprefix("sm_")
+    capability = int(number[:-1]), int(number[-1])
+    path = _kept.place(kernel, signature, get_cache_dir_from_env(), capability)
+    if path is not None:
+        _kept.write(path, signature.with_mangled_symbol(kernel._pyfunc.__name__).symbol, cubin)
 
 
 def _constraint(argument: Argument) -> Any:

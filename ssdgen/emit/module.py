@@ -44,6 +44,7 @@ SUPPORT = (
     "_conv.py",
     "_cut.py",
     "_direct.py",
+    "_kept.py",
     "_packed.py",
     "_runtime.py",
     "_segments.py",

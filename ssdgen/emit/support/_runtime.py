@@ -17,6 +17,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from . import _kept
+
 Axes = tuple[str, ...]
 Launcher = Callable[[Any, tuple[int, ...], tuple[Any, ...]], None]
 
@@ -122,7 +124,7 @@ def launch(on: Any, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], e
     import cuda.tile as ct
 
     early = early and _has_early_launch(args[0].get_device())
-    ct.launch(on, grid, kernel, args, programmatic_dependent_launch=early)
+    ct.launch(on, grid, _kept.kept(kernel), args, programmatic_dependent_launch=early)
 
 
 @functools.cache
@@ -410,8 +412,9 @@ def output_dtype(declared: torch.dtype, leader: torch.dtype) -> torch.dtype:
 
 
 def per_head(x: Tensor, at: int, heads: int) -> Tensor:
-    """`x` with its group axis (dimension `at`) repeated to one entry a head."""
-    return x.repeat_interleave(heads // x.shape[at], dim=at)
+    """`x` with its group axis (dimension `at`) repeated to one entry a head; of a single group without a copy."""
+    shared = x.unsqueeze(at + 1)
+    return shared.expand(*x.shape[: at + 1], heads // x.shape[at], *x.shape[at + 1 :]).flatten(at, at + 1)
 
 
 def shifted(x: Tensor, at: int) -> Tensor:

@@ -19,10 +19,13 @@ from ._step_call import Call, Tensors, checked, output_dtypes
 from ._step_call import Step as Step
 
 NARROW = (32, 4, 8)
-"""Tile, blocks a multiprocessor and warps a block for states of bfloat16."""
+"""Tile, blocks a multiprocessor and warps a block for states of bfloat16, and where a module's own config would make fewer than
+SOME blocks a multiprocessor."""
 
-FEW = (16, 4, 4)
-"""The same where the blocks of a module's own config are fewer than two a multiprocessor."""
+FEW = (8, 4, 4)
+"""The same where those are fewer than two a multiprocessor."""
+
+SOME = 16
 
 
 def run(
@@ -82,8 +85,12 @@ def fitted(config: Any, layer: _rt.Layer, state: Tensor, size: Mapping[str, int]
     blocks = size[layer.batch] * size[layer.head]
     for name in tiles:
         blocks *= _rt.ceil_div(size[name.removeprefix("tile_")], getattr(config, name))
-    few = blocks < 2 * _cut.multiprocessors(state)
-    return _changed(config, tiles, *(FEW if few else NARROW)) if few or state.dtype == _rt.BF16 else config
+    multiprocessors = _cut.multiprocessors(state)
+    if blocks < 2 * multiprocessors:
+        return _changed(config, tiles, *FEW)
+    if blocks < SOME * multiprocessors or state.dtype == _rt.BF16:
+        return _changed(config, tiles, *NARROW)
+    return config
 
 
 @functools.cache
@@ -98,8 +105,8 @@ def _changed(config: Any, tiles: tuple[str, ...], tile: int, occupancy: int, war
 
 def tile(most: int, size: int) -> int:
     """The tile of an axis of `size`, `most` at most: the largest that cuts it evenly, else one that covers it."""
-    even = next((t for t in (256, 128, 64, 32, 16) if t <= most and size % t == 0), 0)
-    return even or min(most, 1 << max(4, (size - 1).bit_length()))
+    even = next((t for t in (256, 128, 64, 32, 16, 8, 4) if t <= most and size % t == 0), 0)
+    return even or min(most, 1 << max(2, (size - 1).bit_length()))
 
 
 def columns(size: int) -> int:
@@ -113,7 +120,7 @@ def check_config(layer: _rt.Layer, values: Mapping[str, Any]) -> None:
     """Check the fields of a StepConfig; ValueError names the field, what it may be, and what came."""
     for name, value in values.items():
         if name.startswith("tile_"):
-            good, expected = value in (16, 32, 64, 128, 256), "a power of two from 16 to 256"
+            good, expected = value in (4, 8, 16, 32, 64, 128, 256), "a power of two from 4 to 256"
         elif name == "warps":
             good, expected = value in (0, 4, 8), "0, 4 or 8"
         else:

@@ -6,6 +6,7 @@ call do not fit in the L2 cache together, so that a small state is not found the
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import math
@@ -88,7 +89,7 @@ def decode(
         found = ratios(rows, DEFAULT)
         document = replace(document, rows=tuple(rows), ratios=found, means=means(found), notes=tuple(notes))
         save(document)
-    scale = [_after(layer, module, meter, t, device) for t in contexts] + on_the_cpu(layer, module)
+    scale = [_after(layer, module, meter, environment, t, device) for t in contexts] + on_the_cpu(layer, module)
     document = replace(document, scale=tuple(scale), notes=tuple(notes))
     save(document)
     return document
@@ -151,6 +152,11 @@ def moved_bytes(shape: Shape, dtype: torch.dtype) -> int:
     return 2 * state + vectors + 4 * (shape.b * shape.h + 3 * shape.h)
 
 
+def _sets(shape: Shape, dtype: torch.dtype, environment: Environment) -> int:
+    """How many sets of inputs it takes that none is found in the L2 cache when its turn comes again."""
+    return max(1, math.ceil(L2_TIMES * environment.l2_bytes / moved_bytes(shape, dtype)))
+
+
 def _measured(
     layer: Layer,
     module: ModuleType,
@@ -163,7 +169,7 @@ def _measured(
     device: str,
 ) -> list[Row]:
     moved = moved_bytes(shape, STATE_DTYPES[dtype])
-    number = max(1, math.ceil(L2_TIMES * environment.l2_bytes / moved))
+    number = _sets(shape, STATE_DTYPES[dtype], environment)
     sets = [step_inputs(layer, shape, STATE_DTYPES[dtype], device, seed) for seed in range(number)]
     first = _copied(sets[0])  # measuring moves the states of the sets
     wanted = truth(layer, module, first)
@@ -205,18 +211,20 @@ def _checked(stepper: Stepper, inputs: Inputs, wanted: tuple[torch.Tensor, torch
     return row if row.right else replace(row, note="wrong: over the bound, so not timed")
 
 
-def _after(layer: Layer, module: ModuleType, meter: Meter, tokens: int, device: str) -> Scale:
-    """The step after a context of so many tokens: its time, and what STEPS of them allocate."""
+def _after(layer: Layer, module: ModuleType, meter: Meter, environment: Environment, tokens: int, device: str) -> Scale:
+    """The step after a context of so many tokens: its time, with sets as in the rows above, and what STEPS of them allocate."""
     shape = replace(SHAPES[0], t=tokens)
     _, state = module.forward(**draw(layer, case_of(layer, shape, 0), device, device).keywords())
+    number = _sets(SHAPES[0], torch.float32, environment)
     one = step_inputs(layer, SHAPES[0], torch.float32, device)
-    at = replace(one, states={"S": state})
-    replay = meter.capture(partial(_ours, module), [at])
+    sets = [replace(one, states={"S": state.clone()}) for _ in range(number)]
+    replay = meter.capture(partial(_ours, module), sets)
+    us = median(replay() for _ in range(STEPS))
+    gc.collect()  # what earlier measurements left must not be freed while this counts
     before = torch.cuda.memory_allocated() if state.is_cuda else 0
     for _ in range(STEPS):
-        _ours(module, at)
+        _ours(module, sets[0])
     grown = (torch.cuda.memory_allocated() if state.is_cuda else 0) - before
-    us = median(replay() for _ in range(STEPS))
     return Scale(str(shape), "one step", us, f"{grown} bytes allocated by {STEPS} steps; state {state.nbytes} bytes")
 
 

@@ -138,8 +138,8 @@ class Search:
         """
         found = self.found
         again = sorted(found.measured, key=_time)[:CONFIRMED]
-        again += [m for m in (found.default, found.heuristic) if m is not None and m not in again]
-        for old in again:
+        again += [m for m in (found.default, found.heuristic) if m is not None]
+        for old in dict.fromkeys(again):
             timed = self._measure(old.estimate, math.inf)
             place, new = found.measured.index(old), None
             if isinstance(timed, Removed):
