@@ -13,19 +13,16 @@ BLOCKS = 2
 WIDE = 128
 """Columns of a state from which on a multiprocessor holds one walk only."""
 
-ALONE = 0.75
-"""Time of a chunk where a block has a multiprocessor to itself, relative to where two share it."""
-
-PROLOGUE = 5.0
+PROLOGUE = 1.0
 """Chunks of a walk that take as long as all of a block that is no chunk."""
 
-JUMP = 0.125
+JUMP = 1.0
 """Chunks of a walk that take as long as the jump over a segment."""
 
-STATE_CHUNK = 0.46
+STATE_CHUNK = 0.32
 """Time of a chunk where only a segment's end state is made, relative to a walk's."""
 
-STATE_PROLOGUE = 8.0
+STATE_PROLOGUE = 3.0
 """The same as PROLOGUE, in chunks of a segment that only ends."""
 
 
@@ -45,10 +42,10 @@ def _fastest(chunks: int, walks: int, multiprocessors: int) -> int:
 
 
 def _cost(pieces: int, chunks: int, walks: int, multiprocessors: int) -> float:
-    """The time of walks cut into `pieces` segments, in chunks of a walk where two blocks share each multiprocessor.
+    """The time of walks cut into `pieces` segments, in chunks of a walk.
 
-    The constants are fitted to walks and state passes timed on an H200 at the shapes A to D of the design, 1 to 8 segments
-    each, and at a quarter of A.
+    A chunk takes as long alone on a multiprocessor as beside another block: it waits more than it computes. The constants are
+    fitted to calls timed on an H200, 1 to 16 segments each: 11 to 512 chunks, 12 to 48 walks, 64 and 128 columns.
     """
     per = _ceil_div(chunks, pieces)
     walk = (per + PROLOGUE) * _waves(walks * pieces, multiprocessors)
@@ -64,10 +61,9 @@ def _halves(column: int) -> int:
     return 1 if column <= WIDE else BLOCKS
 
 
-def _waves(blocks: int, multiprocessors: int) -> float:
+def _waves(blocks: int, multiprocessors: int) -> int:
     """How many times as long as one block's time `blocks` blocks take."""
-    waves, rest = divmod(blocks, BLOCKS * multiprocessors)
-    return waves + (0.0 if not rest else ALONE if rest <= multiprocessors else 1.0)
+    return _ceil_div(blocks, BLOCKS * multiprocessors)
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -258,10 +258,28 @@ def test_sizes_that_never_come_again_do_not_fill_memory(monkeypatch: pytest.Monk
     assert 0 < len(_tuned._MEMO) <= 8
 
 
+@dataclass(frozen=True)
+class SharingConfig:
+    """Fields of a Config about scores."""
+
+    share_scores_from: int = 4
+    latency_scores: int = 2
+
+
 def test_the_heuristic_fits_tiles_to_axes_and_keeps_the_rest() -> None:
     shape = Shape(32, 16384, 8, (("n", 128), ("p", 16)))
     assert _tuned.heuristic(Config(), shape, 132) == Config(tile_p=32)
     assert _tuned.heuristic(Config(tile_p=32), replace(shape, channels=(("p", 256),)), 132) == Config(tile_p=32)
+
+
+def test_the_heuristic_for_wide_and_narrow_states() -> None:
+    """What an H200 was faster with: long scores are made where they are used, and short ones loaded earlier."""
+    default = SharingConfig()
+    wide, narrow = (Shape(32, 16384, 8, (("n", n), ("p", 64))) for n in (256, 64))
+    assert _tuned.heuristic(default, wide, 132) == SharingConfig(share_scores_from=0)
+    assert _tuned.heuristic(default, narrow, 132) == SharingConfig(latency_scores=4)
+    assert _tuned.heuristic(default, replace(wide, channels=(("n", 128), ("p", 64))), 132) == default
+    assert _tuned.heuristic(SharingConfig(latency_scores=6), narrow, 132) == SharingConfig(latency_scores=6)
 
 
 def test_a_rule_is_one_line() -> None:
