@@ -168,7 +168,8 @@ def test_every_number_of_segments_gives_the_same_result(segments: int) -> None:
 )
 def test_segments_fill_the_gpu(wanted: int, chunks: int, walks: int, column: int, expected: tuple[int, int]) -> None:
     """32 walks of 256 chunks are cut so that two blocks run on each of 132 multiprocessors, or one where its state is wide;
-    192 walks are not cut. 48 walks of 11 chunks took 23.8 us in 4 segments on an H200 and 30.0 uncut, 24 of 64 were tuned to 8."""
+    192 walks are not cut. On an H200 48 walks of 11 chunks took 23.8 us in 4 segments and 30.0 uncut; 24 of 64 were tuned to
+    8."""
     linear = module(load_source("linear_attention").text)
     cut = importlib.import_module("._cut", linear.__package__)
     assert cut.segments(wanted, chunks, walks, column, multiprocessors=132) == expected
