@@ -219,11 +219,8 @@ def row(name: str, shape: str, value: str, against: str, error: float) -> Row:
 def portable(module: ModuleType, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     """The module's chunked form in plain torch on the GPU, in float64; verification compares it with a token loop."""
     runtime: Any = importlib.import_module("._runtime", module.__package__)
-    runs_kernels, runtime.runs_kernels = runtime.runs_kernels, lambda x: False
-    try:
+    with runtime.portable():
         values: tuple[torch.Tensor, ...] = module.forward(**inputs.keywords())
-    finally:
-        runtime.runs_kernels = runs_kernels
     return values
 
 

@@ -136,7 +136,7 @@ def run(
         states = _packed.spread_all(layer, sequences, states)
         if sequences.kept is not None:
             size = {**size, layer.time: sequences.kept.shape[1]}
-    outputs = _outputs(layer, inputs, size, sequences)
+    outputs = output_memory(layer, inputs, size, sequences)
     finals = _finals(layer, inputs, states, size, sequences)
     kept = _blocks.memory(layer, size, every, sequences is not None, outputs[0])
     blocks = functools.partial(_blocks.passed, layer, kept, every)
@@ -156,7 +156,7 @@ def run(
             initial = (
                 [s if s is None else s[rows] for s in states] if not now.start else [f[rows].clone() for f in finals]
             )
-            part = functools.partial(_part, layer, rows, now)
+            part = functools.partial(piece_of, layer, rows, now)
             launch(
                 *(part(i.axes, x) for i, x in zip(layer.inputs, inputs, strict=True)), *scalars, *initial,
                 *(part(axes, y) for axes, y in zip(layer.outputs.values(), outputs, strict=True)),
@@ -171,7 +171,7 @@ def run(
     return (*outputs, *picked, *kept)
 
 
-def _outputs(
+def output_memory(
     layer: _rt.Layer, inputs: Sequence[Tensor | None], size: Mapping[str, int], sequences: _packed.Sequences | None
 ) -> list[Tensor]:
     """Memory for the outputs; zero where tokens may belong to no sequence."""
@@ -204,8 +204,11 @@ def _finals(
     ]
 
 
-def _part(layer: _rt.Layer, rows: slice, now: slice, axes: _rt.Axes, x: Tensor | None) -> Tensor | None:
+def piece_of(layer: _rt.Layer, rows: slice, now: slice, axes: _rt.Axes, x: Tensor | None) -> Tensor | None:
     """The piece of a tensor: rows of its batch axis, tokens of its time axis."""
-    if x is None:
-        return None
-    return x[tuple(rows if a == layer.batch else now if a == layer.time else slice(None) for a in axes)]
+    return None if x is None else x[place_of(layer, rows, now, axes)]
+
+
+def place_of(layer: _rt.Layer, rows: slice, now: slice, axes: _rt.Axes) -> tuple[slice, ...]:
+    """The index of a piece in a tensor of these axes."""
+    return tuple([rows if a == layer.batch else now if a == layer.time else slice(None) for a in axes])

@@ -30,7 +30,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _blocks, _cut, _packed, _step, _tuned
+from . import _blocks, _cut, _operator, _packed, _step, _tuned
 from . import _runtime as _rt
 from ._direct import load_direct, slot_at, store_direct
 from ._tiles import await_previous, dot, load, segment_at, store
@@ -272,9 +272,11 @@ def forward(
     at token `start` of a row count from there, and their entries from start // states_every; entries that none
     has are 0. Not with `mask`
 
-    On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
-    missing input, a dtype, rank, size, device or range.
+    Differentiable, on a GPU once. On the CPU also in float64. Raises TypeError or ValueError, which name the
+    tensor, for a missing input, a dtype, rank, size, device or range.
     """
+    if OPERATOR.wanted(q, k, v, S0):
+        return OPERATOR.call(q, k, v, S0, cu_seqlens, seq_idx, mask, states_every, config)
     size, sequences = _packed.check(
         LAYER,
         {"q": q, "k": k, "v": v},
@@ -292,6 +294,10 @@ def forward(
     if S0 is None:
         S0 = _packed.zeros(LAYER, "S", size, v)
     return _packed.each(LAYER, _portable, sequences, (q, k, v), (), (S0,), size, config.chunk, states_every)
+
+
+OPERATOR = _operator.Operator(LAYER, forward, CONFIGS, leader="v")
+"""`forward` where it is differentiated or traced."""
 
 
 def init_state(

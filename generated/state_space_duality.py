@@ -34,7 +34,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _blocks, _cut, _packed, _step, _tuned
+from . import _blocks, _cut, _operator, _packed, _step, _tuned
 from . import _runtime as _rt
 from ._direct import load_direct, slot_at, store_direct
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, magnitude, segment_at, silu, store
@@ -442,9 +442,13 @@ def forward(
     at token `start` of a row count from there, and their entries from start // states_every; entries that none
     has are 0. Not with `mask`
 
-    On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a
-    missing input, a dtype, rank, size, device or range.
+    Differentiable, on a GPU once. On the CPU also in float64. Raises TypeError or ValueError, which name the
+    tensor, for a missing input, a dtype, rank, size, device or range.
     """
+    if OPERATOR.wanted(x, dt, A, B, C, D, dt_bias, z, S0):
+        return OPERATOR.call(
+            x, dt, A, B, C, D, dt_bias, z, dt_min, dt_max, S0, cu_seqlens, seq_idx, mask, states_every, config
+        )
     size, sequences = _packed.check(
         LAYER,
         {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "dt_bias": dt_bias, "z": z},
@@ -477,6 +481,10 @@ def forward(
         LAYER, _portable, sequences, (x, dt, A, B, C, D, dt_bias, z), (_rt.scalar(dt_min, x), _rt.scalar(dt_max, x)),
         (S0,), size, config.chunk, states_every,
     )
+
+
+OPERATOR = _operator.Operator(LAYER, forward, CONFIGS, leader="x")
+"""`forward` where it is differentiated or traced."""
 
 
 def init_state(

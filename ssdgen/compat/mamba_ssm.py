@@ -48,7 +48,7 @@ def mamba_chunk_scan_combined(
     dt_limit: at least 0; a step is clamped to it after dt_bias and softplus, without softplus too
 
     Unlike theirs: a sequence that is shorter than a chunk has its initial state in its varlen state; one without tokens has its
-    initial state. On CPU tensors it is differentiable, also in float64; on a GPU inputs that require a gradient are refused.
+    initial state. It is differentiable, on a GPU once, on the CPU also in float64.
     Raises TypeError, ValueError or NotImplementedError, which name the tensor and the reason.
     """
     expect(_SCAN, "x", x, "b t h p")

@@ -135,6 +135,8 @@ class Host:
         sizes = f"size_{layer.batch}, size_{layer.time}, config.chunk"
         call = ["LAYER", f"_{plan.config.plan}"]
         return {
+            "wanted_call": self._differentiable(),
+            "operator_call": self._operator_call(),
             "kernels_call": [*call, "sequences", inputs, scalars, initials, "size", "config", EVERY],
             "packs": isinstance(plan.kernels[-1], WalkKernel),
             "plan_arguments": self._plan_arguments(),
@@ -149,6 +151,18 @@ class Host:
                 (getattr(k, "condition", ""), self._launch(k, early=i > 0)) for i, k in enumerate(plan.kernels)
             ],
         }
+
+    def _differentiable(self) -> list[str]:
+        """The arguments of `forward` that may be differentiated."""
+        layer = self._layer
+        inputs = sorted(layer.inputs, key=lambda t: not t.required)
+        return [*(self.host(t.name) for t in inputs), *(self.initial(s.name) for s in layer.states)]
+
+    def _operator_call(self) -> list[str]:
+        """The arguments of `forward` in its order."""
+        inputs, count = self._differentiable(), len(self._layer.inputs)
+        scalars = [self.host(p.name) for p in self._layer.params]
+        return [*inputs[:count], *scalars, *inputs[count:], *PACKINGS, EVERY, "config"]
 
     def _chosen_call(self) -> list[str]:
         layer, leader = self._layer, self._plan.leader
@@ -365,8 +379,8 @@ class Host:
             f" (i + 1) * {EVERY}, for every whole block of so many tokens. Sequences that begin at token `start` of a row"
             f" count from there, and their entries from start // {EVERY}; entries that none has are 0. Not with `mask`",
             "",
-            "On the CPU also in float64, and differentiable. Raises TypeError or ValueError, which name the tensor, for a"
-            " missing input, a dtype, rank, size, device or range.",
+            "Differentiable, on a GPU once. On the CPU also in float64. Raises TypeError or ValueError, which name the"
+            " tensor, for a missing input, a dtype, rank, size, device or range.",
         ]
         return "\n".join(lines)
 

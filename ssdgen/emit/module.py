@@ -45,6 +45,8 @@ SUPPORT = (
     "_cut.py",
     "_direct.py",
     "_kept.py",
+    "_launch.py",
+    "_operator.py",
     "_packed.py",
     "_runtime.py",
     "_segments.py",

@@ -86,17 +86,6 @@ def test_unknown_knob(mamba2: Subject) -> None:
         mamba2.module.Config(blocksize=64)
 
 
-def test_gradients_in_front_of_kernels(mamba2: Subject) -> None:
-    """There are no gradient kernels: a tensor that wants one is refused there, and welcome on the portable path."""
-    inputs = draw(mamba2.layer, Case(mamba2_sizes(t=5)))
-    inputs.tensors["dt"].requires_grad_()
-    with pytest.raises(NotImplementedError, match="gradient"):
-        mamba2.call("emulation", inputs)
-    with torch.no_grad():
-        mamba2.call("emulation", inputs)
-    assert mamba2.call("portable", inputs)[0].requires_grad
-
-
 def test_old_gpu(mamba2: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """cutile-python 43: sm_75 fails obscurely. The message names the device and what is supported."""
     import importlib

@@ -3,8 +3,6 @@
 Rows that need what does not exist yet, with the topic of the work that brings it:
 
     step, cache slots                                  one-token step and its caches
-    gradients, optional inputs' requires_grad on CUDA  backward pass
-    torch.compile                                      custom operators
     tuning, cache                                      the tuner and its table
     first call (a warm-up command)                     tuning and caches
 """

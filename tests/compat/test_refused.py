@@ -12,8 +12,6 @@ import torch
 
 from ssdgen.compat.mamba_ssm import mamba_chunk_scan_combined, selective_state_update
 from ssdgen.compat.vllm import mamba_chunk_scan_combined_varlen
-from ssdgen.generated import mamba2
-from ssdgen.run.verify import emulated
 from tests.compat.truth import drawn
 
 NONE = dict.fromkeys(("D", "z", "dt_bias"))
@@ -109,13 +107,6 @@ def scanned(**changed: Any) -> Any:
 def test_scan(changed: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         scanned(**changed)
-
-
-def test_gradients_where_there_are_kernels() -> None:
-    """Refused with what to do instead, until there is a backward pass."""
-    A = -torch.rand(4) - 0.1
-    with emulated(mamba2), pytest.raises(NotImplementedError, match="no gradient kernels yet; call it under"):
-        scanned(A=A.requires_grad_())
 
 
 def test_what_is_unused_is_free() -> None:

@@ -114,7 +114,11 @@ def _checked(
     if found is None:
         return _rt.check(layer, values, states, scalars)
     key = (id(layer), *found)
-    if key not in _KNOWN:
+    try:
+        known = key in _KNOWN
+    except TypeError:  # sizes that a tracer leaves open
+        return _rt.check(layer, values, states, scalars)
+    if not known:
         if len(_KNOWN) >= MOST_KNOWN:
             _KNOWN.clear()
         _KNOWN[key] = layer, _rt.check(layer, values, states, scalars)

@@ -8,19 +8,22 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from . import _kept
+from ._launch import hinted as hinted
+from ._launch import launch as launch
+from ._launch import launcher as launcher
+from ._launch import portable as portable
+from ._launch import portable_wanted as portable_wanted
+from ._launch import runs_kernels as runs_kernels
+from ._launch import stream as stream
 
 Axes = tuple[str, ...]
-Launcher = Callable[[Any, tuple[int, ...], tuple[Any, ...]], None]
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 PRECISION = {"bf16": 0, "tf32": 1, "tf32x3": 2, "bf16x2": 3}
@@ -34,8 +37,6 @@ LIMIT = 2**31 - 1
 
 SEQUENCE = "<sequence>"
 """The axis that states have instead of the batch where `cu_seqlens` cuts a row into sequences."""
-
-_LAUNCHER: ContextVar[Launcher | None] = ContextVar("ssdgen_launcher", default=None)
 
 
 @dataclass(frozen=True)
@@ -84,60 +85,6 @@ class Layer:
     states: Mapping[str, Axes]
     outputs: Mapping[str, Axes]
     dtypes: Mapping[str, torch.dtype | str]
-
-
-@contextmanager
-def launcher(launch: Launcher) -> Iterator[None]:
-    """Within it, kernels run through `launch(kernel, grid, args)`, for CPU tensors too: how an emulator gets at them."""
-    token = _LAUNCHER.set(launch)
-    try:
-        yield
-    finally:
-        _LAUNCHER.reset(token)
-
-
-def runs_kernels(x: Tensor) -> bool:
-    """Whether tensors where `x` is are computed by kernels, and not by the portable path.
-
-    What torch.compile traces runs through no launcher: it cannot look at one.
-    """
-    return x.is_cuda or (not torch.compiler.is_compiling() and _LAUNCHER.get() is not None)
-
-
-def stream(x: Tensor) -> Any:
-    """The current stream of the device that `x` is on; None where kernels run through a launcher."""
-    return torch.cuda.current_stream(x.device) if _LAUNCHER.get() is None else None
-
-
-def launch(on: Any, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], early: bool = False) -> None:
-    """Queue `kernel` on the stream `on`.
-
-    With `early` its blocks take up their positions while the kernel before ends (programmatic dependent launch); it must
-    begin by waiting for that one.
-    """
-    if 0 in grid:
-        return
-    emulate = _LAUNCHER.get()
-    if emulate is not None:
-        emulate(kernel, grid, args)
-        return
-    import cuda.tile as ct
-
-    early = early and _has_early_launch(args[0].get_device())
-    ct.launch(on, grid, _kept.kept(kernel), args, programmatic_dependent_launch=early)
-
-
-@functools.cache
-def _has_early_launch(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-@functools.cache
-def hinted(kernel: Any, occupancy: int, warps: int) -> Any:
-    """`kernel` with hints of blocks a multiprocessor and worker warps a block, 0 for none; kept for the life of the process,
-    which cuda.tile needs."""
-    hints = {name: value for name, value in (("occupancy", occupancy), ("num_worker_warps", warps)) if value}
-    return kernel.replace_hints(**hints) if hints else kernel
 
 
 def given(x: Tensor | None, stand_in: Tensor) -> Tensor:
@@ -258,7 +205,7 @@ def check_range(layer: Layer, spec: Input, value: Tensor, mask: Tensor | None) -
     program is compiled, whose tensors have no values, not at all."""
     if (spec.low, spec.high) == (-math.inf, math.inf):
         return
-    if torch.compiler.is_compiling() or (value.is_cuda and not os.environ.get("SSDGEN_DEBUG")):
+    if torch.compiler.is_compiling() or portable_wanted() or (value.is_cuda and not os.environ.get("SSDGEN_DEBUG")):
         return
     if mask is not None and layer.batch in spec.axes and layer.time in spec.axes:
         value = value.movedim((spec.axes.index(layer.batch), spec.axes.index(layer.time)), (0, 1))[mask]
@@ -287,12 +234,11 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
 
 
 def check_kernels(layer: str, tensors: Sequence[Tensor | None]) -> None:
-    """Refuse what kernels cannot do: gradients, and a GPU older than compute capability 8.0."""
+    """Refuse what kernels cannot do: gradients by themselves, and a GPU older than compute capability 8.0."""
     given = [t for t in tensors if t is not None]
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):
         raise NotImplementedError(
-            f"{layer}: there are no gradient kernels yet; call it under torch.no_grad(), detach the inputs,"
-            " or compute on the CPU, where it is differentiable"
+            f"{layer}: kernels of steps have no gradient; call them under torch.no_grad(), detach the inputs, or use `forward`"
         )
     if given[0].is_cuda:
         _check_device(layer, given[0].get_device())

@@ -105,9 +105,6 @@ def portable_float64(module: ModuleType, inputs: Inputs) -> tuple[torch.Tensor, 
         inputs.arguments,
     )
     config = replace(module.CONFIGS[torch.float32], chunk=256)  # fewer, larger steps
-    runs_kernels, runtime.runs_kernels = runtime.runs_kernels, lambda x: False
-    try:
+    with runtime.portable():
         values: tuple[torch.Tensor, ...] = module.forward(**wide.keywords(), config=config)
-    finally:
-        runtime.runs_kernels = runs_kernels
     return values

@@ -1,0 +1,213 @@
+"""`forward` as an operator of PyTorch: what autograd, torch.compile and activation checkpointing see of a call of kernels.
+
+The operator is the function itself, which an outer call passes its arguments on to where somebody differentiates or traces
+it. There are no gradient kernels yet: the gradients are those of the portable form, computed in float32 (with plain torch on
+the same device), block by block of tokens from the last one back. Beyond the inputs nothing is stored for it; the states at
+which blocks begin are computed again by the kernels.
+
+Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _cut
+from . import _runtime as _rt
+
+KINDS = {
+    "Tensor": "Tensor", "Tensor | None": "Tensor?", "float": "float", "int | None": "int?", "Config | None": "str"
+}  # fmt: skip
+"""The annotations of a `forward`, and what a schema has for them; a Config travels as text."""
+
+NAMESPACE = "ssdgen"
+BLOCK_CHUNKS = 16
+"""Chunks of a block, at most: between them the portable form keeps what its gradient needs."""
+
+
+class Operator:
+    """The operator of a module's `forward`; `configs` are its default Configs by the dtype of the argument `leader`."""
+
+    def __init__(
+        self,
+        layer: _rt.Layer,
+        forward: Callable[..., tuple[Tensor, ...]],
+        configs: Mapping[torch.dtype, Any],
+        leader: str,
+    ) -> None:
+        self._layer, self._forward, self._configs, self._leader = layer, forward, configs, leader
+        parameters = inspect.signature(forward).parameters.values()
+        self._names = [p.name for p in parameters]
+        required = [i for i in layer.inputs if i.default is None and not i.optional]
+        self._specs = [*required, *(i for i in layer.inputs if i not in required)]
+        scalars = len(self._specs) + len(layer.scalars)
+        self._tensors = [*range(len(self._specs)), *range(scalars, scalars + len(layer.states))]
+        """The places of the arguments that may be differentiated: inputs, then initial states."""
+        schema = ", ".join(f"{KINDS[p.annotation]} {p.name}" for p in parameters)
+        values = len(layer.outputs) + 2 * len(layer.states)
+        file = inspect.getfile(forward)
+        name = f"{NAMESPACE}::{layer.name}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+        results = f"({', '.join(['Tensor'] * values)})"
+        operator = torch.library.custom_op(name, self._run, mutates_args=(), schema=f"({schema}) -> {results}")
+        operator.register_fake(self._fake)
+        operator.register_autograd(self._differentiate, setup_context=self._save)
+        self._operator = getattr(getattr(torch.ops, NAMESPACE), name.partition("::")[2]).default
+
+    def wanted(self, *tensors: Any) -> bool:
+        """Whether a call of kernels on `tensors` is differentiated or traced."""
+        given = [t for t in tensors if isinstance(t, Tensor)]
+        if not given or not _rt.runs_kernels(given[0]):
+            return False
+        return torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in given))
+
+    def call(self, *arguments: Any) -> tuple[Tensor, ...]:
+        """`forward` of these arguments, all in its order: differentiable, one node for a compiler."""
+        *before, every, config = arguments
+        values: tuple[Tensor, ...] = self._operator(*before, every, _text(config))
+        return values if every is not None else values[: -len(self._layer.states)]
+
+    def _arguments(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        """What `forward` takes by name, from what the operator takes."""
+        *before, config = arguments
+        return dict(zip(self._names, [*before, _config(type(self._configs[_rt.F32]), config)], strict=True))
+
+    def _run(self, *arguments: Any) -> tuple[Tensor, ...]:
+        values = self._forward(**self._arguments(arguments))
+        if arguments[-2] is None:
+            values += tuple(values[0].new_empty(0, dtype=_rt.F32) for _ in self._layer.states)
+        return values
+
+    def _sizes(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        """The length of every axis; states have an entry of SEQUENCE."""
+        size: dict[str, Any] = {}
+        for spec, x in zip(self._specs, arguments, strict=False):
+            if x is not None:
+                size |= zip(_axes(spec, x), x.shape, strict=True)
+        edges = arguments[self._names.index("cu_seqlens")]
+        return {**size, _rt.SEQUENCE: size[self._layer.batch] if edges is None else edges.shape[0] - 1}
+
+    def _fake(self, *arguments: Any) -> tuple[Tensor, ...]:
+        layer, every, size = self._layer, arguments[-2], self._sizes(arguments)
+        given = dict(zip((s.name for s in self._specs), arguments, strict=False))
+        outputs = _cut.output_memory(layer, [given[i.name] for i in layer.inputs], size, None)
+        dtype = _rt.widest(list(given.values()))
+        finals, kept = [], []
+        for axes in layer.states.values():
+            shape = [size[_rt.SEQUENCE if a == layer.batch else a] for a in axes]
+            finals.append(outputs[0].new_empty(shape, dtype=dtype))
+            blocks = [0] if every is None else [size[axes[0]], size[layer.time] // every, *(size[a] for a in axes[1:])]
+            kept.append(outputs[0].new_empty(blocks, dtype=_rt.F32 if every is None else dtype))
+        return (*outputs, *finals, *kept)
+
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        tensors = [x if isinstance(x, Tensor) else None for x in inputs]
+        ctx.save_for_backward(*tensors)
+        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.set_materialize_grads(False)
+
+    def _differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{self._layer.name}: a gradient of kernels cannot be differentiated again; compute on the CPU, or leave out"
+                " create_graph=True"
+            )
+        given = [o if t is None else t for t, o in zip(ctx.saved_tensors, ctx.others, strict=True)]
+        found = self._gradients(given, grads, [self._names[i] for i in self._tensors if ctx.needs_input_grad[i]])
+        return tuple(found.get(name) for name in self._names)
+
+    def _gradients(self, given: list[Any], grads: Sequence[Tensor | None], tensors: list[str]) -> dict[str, Tensor]:
+        """The gradients of `tensors` by name, for those that arrive at outputs, final and kept states."""
+        named = self._arguments(given)
+        # a tracer leaves sizes open, by which no table of configurations can be searched
+        named["config"] = named["config"] or self._configs.get(named[self._leader].dtype, self._configs[_rt.F32])
+        sums = {name: torch.zeros_like(named[name], dtype=_rt.widest((named[name],))) for name in tensors}
+        packed = any(named[name] is not None for name in ("cu_seqlens", "seq_idx", "mask"))
+        if packed or not self._sizes(given)[self._layer.time]:
+            self._add(sums, named, grads, slice(None))
+        else:
+            self._walk_back(sums, named, grads)
+        return {name: sums[name].to(named[name].dtype) for name in tensors}
+
+    def _walk_back(self, sums: dict[str, Tensor], named: dict[str, Any], grads: Sequence[Tensor | None]) -> None:
+        """Add the gradients block by block from the last; what arrives at the state that a block begins with goes on to the
+        one before."""
+        layer, every = self._layer, named["states_every"]
+        chunk = named["config"].chunk
+        tokens = chunk * next(d for d in range(BLOCK_CHUNKS, 0, -1) if every is None or every // chunk % d == 0)
+        length = self._sizes([named[n] for n in self._names])[layer.time]
+        outputs, states = len(layer.outputs), list(layer.states)
+        initials = [self._names[i] for i in self._tensors[len(self._specs) :]]
+        arguments = {**named, "states_every": tokens}
+        starts = self.call(*(arguments[n] for n in self._names))[-len(states) :] if length > tokens else ()
+        arriving = list(grads[outputs : outputs + len(states)])
+        for start in range((length - 1) // tokens * tokens, -1, -tokens):
+            end = min(start + tokens, length)
+            if every is not None and end % every == 0:
+                kept = [None if g is None else g.select(1, end // every - 1) for g in grads[-len(states) :]]
+                arriving = list(map(_sum, arriving, kept))
+            now = slice(start, end)
+            block = {**named, "states_every": None}
+            for spec, name in zip(self._specs, self._names, strict=False):
+                block[name] = _cut.piece_of(layer, slice(None), now, _axes(spec, named[name]), named[name])
+            if start:
+                block |= {n: s.select(1, start // tokens - 1) for n, s in zip(initials, starts, strict=True)}
+            named_outputs = zip(layer.outputs.values(), grads, strict=False)
+            reaching = [_cut.piece_of(layer, slice(None), now, axes, g) for axes, g in named_outputs]
+            arriving = self._add(sums, block, [*reaching, *arriving], now, initials, inner=start > 0)
+
+    def _add(
+        self, sums: dict[str, Tensor], named: dict[str, Any], grads: Sequence[Tensor | None], now: slice,
+        initials: Sequence[str] = (), inner: bool = False,
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Add the gradients of the portable form of a call, of which `now` are the tokens of `sums`. Returns those of the
+        initial states of an `inner` block, which are in no sum."""
+        passed = initials if inner else ()
+        leaves = {
+            n: named[n].detach().requires_grad_() for n in dict.fromkeys((*sums, *passed)) if named[n] is not None
+        }
+        with torch.enable_grad(), _rt.portable():
+            values = self._forward(**{**named, **leaves})
+        reached = [(v, g) for v, g in zip(values, grads, strict=False) if g is not None and v.requires_grad]
+        if not reached or not leaves:
+            return [None for _ in passed]
+        ends, arrived = [v for v, _ in reached], [g for _, g in reached]
+        found = torch.autograd.grad(ends, list(leaves.values()), arrived, allow_unused=True)
+        gradients = dict(zip(leaves, found, strict=True))
+        for name, gradient in gradients.items():
+            if name in sums and gradient is not None and not (inner and name in initials):
+                place = self._names.index(name)
+                axes = _axes(self._specs[place], sums[name]) if place < len(self._specs) else ()
+                sums[name][_cut.place_of(self._layer, slice(None), now, axes)] += gradient
+        return [gradients.get(name) for name in passed]
+
+
+def _axes(spec: _rt.Input, x: Tensor | None) -> _rt.Axes:
+    """The axes of an input as it was passed."""
+    return spec.axes if x is None else next(a for a in (spec.axes, *spec.narrower) if len(a) == x.dim())
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+def _text(config: Any) -> str:
+    """A Config, or None, as text."""
+    return "" if config is None else ",".join(f"{f.name}={getattr(config, f.name)}" for f in fields(config))
+
+
+def _config(kind: type, text: str) -> Any:
+    """The Config that a text is of; None for an empty one."""
+    if not text:
+        return None
+    default = kind()
+    pairs = (pair.split("=") for pair in text.split(","))
+    return kind(**{name: type(getattr(default, name))(value) for name, value in pairs})

@@ -1,0 +1,250 @@
+"""`forward` as an operator: gradients through kernels, in the emulator, against float64 autograd of the portable form."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from generated import _operator, _runtime, mamba2, mlstm
+from ssdgen.run.checks import BOUNDS, one_thread, poisoned_memory, relative_error
+from ssdgen.run.emulate import launch
+from ssdgen.run.inputs import Case, draw
+from ssdgen.spec import load_source, read_layer
+
+SPECS = ("mamba2", "mlstm", "retnet", "linear_attention", "simple_gla", "state_space_duality")
+TOKENS = 300
+"""Three blocks of two chunks, the last of one and a half."""
+
+BOUND = BOUNDS["tf32"]
+"""Blocks begin with states that kernels made with products in TF32; all else is float32."""
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two chunks, so that a few hundred tokens are several."""
+    monkeypatch.setattr(_operator, "BLOCK_CHUNKS", 2)
+
+
+def inputs_of(name: str, tokens: int = TOKENS, batch: int = 2, **case: Any) -> dict[str, Any]:
+    """Arguments of a `forward`, everything present."""
+    layer = read_layer(load_source(name))
+    sizes = {a.name: 32 for a in layer.axes} | {layer.batch: batch, layer.time: tokens, layer.head: 4}
+    sizes |= {g.axis: 2 for g in layer.groups}
+    return dict(draw(layer, Case(sizes, **{"dtype": "f32", **case}), "cpu").keywords())
+
+
+def leaves_of(inputs: dict[str, Any], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """The tensors of a call, of which all are differentiated."""
+    tensors = {k: v for k, v in inputs.items() if isinstance(v, Tensor)}
+    return {k: v.detach().to(dtype or v.dtype, copy=True).requires_grad_() for k, v in tensors.items()}
+
+
+def in_order(module: ModuleType, named: dict[str, Any]) -> tuple[Any, ...]:
+    """All arguments of a `forward`, as its operator takes them."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return tuple(named.get(p.name, None if p.default is p.empty else p.default) for p in parameters)
+
+
+Loss = Callable[[tuple[Tensor, ...]], Tensor]
+
+
+def weighted(which: slice = slice(None)) -> Loss:
+    """A sum of some results times numbers that depend on nothing but their place."""
+
+    def loss(values: tuple[Tensor, ...]) -> Tensor:
+        chosen = values[which]
+        return sum((v.double() * (1 + torch.arange(v.numel()).reshape(v.shape) % 7)).sum() for v in chosen)  # type: ignore[return-value]
+
+    return loss
+
+
+def gradients(forward: Any, inputs: dict[str, Any], loss: Loss, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    leaves = leaves_of(inputs, dtype)
+    values = forward(**{**inputs, **leaves})
+    found = torch.autograd.grad(loss(values), list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+def emulated(forward: Any, inputs: dict[str, Any], loss: Loss) -> dict[str, Tensor]:
+    """The gradients where kernels run."""
+    with one_thread(), poisoned_memory(), _runtime.launcher(launch):
+        return gradients(forward, inputs, loss)
+
+
+def compare(got: dict[str, Tensor], want: dict[str, Tensor], bound: float = BOUND) -> None:
+    for name, value in want.items():
+        assert got[name].shape == value.shape
+        assert relative_error(got[name], value) <= bound, name
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_gradient(name: str) -> None:
+    """Of every input and initial state, for gradients at outputs and final states, over several blocks."""
+    module, inputs = importlib.import_module(f"generated.{name}"), inputs_of(name)
+    got = emulated(module.forward, inputs, weighted())
+    compare(got, gradients(module.forward, inputs, weighted(), torch.float64))
+    assert all(got[k].dtype == inputs[k].dtype for k in got)
+
+
+@pytest.mark.parametrize("which", [slice(0, 1), slice(1, 2), slice(2, 3)])
+def test_where_gradients_arrive(which: slice) -> None:
+    """At the output, the final state or the kept states alone."""
+    inputs = {**inputs_of("mamba2"), "states_every": 64}
+    compare(
+        emulated(mamba2.forward, inputs, weighted(which)),
+        gradients(mamba2.forward, inputs, weighted(which), torch.float64),
+    )
+
+
+@pytest.mark.parametrize("every", [64, 128, 192])
+def test_kept_states(every: int) -> None:
+    """Blocks of states that are kept, and those of the gradient, need not be the same."""
+    inputs = {**inputs_of("mlstm"), "states_every": every}
+    compare(emulated(mlstm.forward, inputs, weighted()), gradients(mlstm.forward, inputs, weighted(), torch.float64))
+
+
+@pytest.mark.parametrize("packing", ["cu_seqlens", "seq_idx", "mask"])
+def test_packed(packing: str) -> None:
+    """No gradient crosses a boundary; that of a token which belongs to no sequence is 0."""
+    inputs = inputs_of("mamba2", tokens=150, batch=1 if packing == "cu_seqlens" else 2)
+    rows = inputs["x"].shape[0]
+    if packing == "cu_seqlens":
+        inputs["cu_seqlens"] = torch.tensor([0, 0, 70, 150])
+        inputs["S0"] = torch.randn(3, *inputs["S0"].shape[1:], generator=torch.Generator().manual_seed(0))
+    elif packing == "seq_idx":
+        inputs["seq_idx"] = (torch.arange(150) // 60).expand(rows, 150)
+    else:
+        inputs["mask"] = torch.arange(150).expand(rows, 150) % 3 > 0
+    extra = {packing: inputs.pop(packing)}
+    forward = lambda **named: mamba2.forward(**named, **extra)  # noqa: E731
+    got = emulated(forward, inputs, weighted())
+    compare(got, gradients(forward, inputs, weighted(), torch.float64))
+    if packing == "mask":
+        assert not got["x"][:, ::3].any()
+
+
+def test_narrower_inputs() -> None:
+    """D of one number a head has a gradient of one number a head; absent inputs have none."""
+    inputs = inputs_of("mamba2", forms={"D": ("h",)}, absent=frozenset({"z", "dt_bias", "S0"}))
+    assert inputs["D"].dim() == 1
+    assert not {"z", "dt_bias", "S0"} & set(inputs)
+    compare(emulated(mamba2.forward, inputs, weighted()), gradients(mamba2.forward, inputs, weighted(), torch.float64))
+
+
+def test_every_pair_of_inputs_that_need_no_gradient() -> None:
+    """fla #245: the others get theirs, bit for bit."""
+    inputs = inputs_of("mamba2", tokens=70)
+    names = [n for n, v in inputs.items() if isinstance(v, Tensor)]
+
+    def some(needed: set[str]) -> dict[str, Tensor]:
+        tensors = {n: inputs[n].detach().clone().requires_grad_(n in needed) for n in names}
+        values = mamba2.OPERATOR.call(*in_order(mamba2, {**inputs, **tensors}))
+        if not needed:
+            assert not any(v.requires_grad for v in values)
+            return {}
+        leaves = {n: tensors[n] for n in names if n in needed}
+        found = torch.autograd.grad(weighted()(values), list(leaves.values()))
+        return dict(zip(leaves, found, strict=True))
+
+    every = some(set(names))
+    for without in [set(names), set(), *map(set, itertools.combinations(names, 2))]:
+        for name, gradient in some(set(names) - without).items():
+            assert torch.equal(gradient, every[name]), (name, without)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 64, 128, 129])
+def test_lengths(tokens: int) -> None:
+    inputs = inputs_of("mamba2", tokens=tokens)
+    compare(emulated(mamba2.forward, inputs, weighted()), gradients(mamba2.forward, inputs, weighted(), torch.float64))
+
+
+def test_bfloat16() -> None:
+    """Gradients have the dtypes of their tensors, and the error of one rounding and of bf16 products."""
+    inputs = inputs_of("mamba2", dtype="bf16")
+    got = emulated(mamba2.forward, inputs, weighted())
+    assert got["x"].dtype == torch.bfloat16
+    compare(got, gradients(mamba2.forward, inputs, weighted(), torch.float64), BOUNDS["bf16"])
+
+
+def test_repeated_bit_for_bit() -> None:
+    inputs = inputs_of("mlstm")
+    one, two = (emulated(mlstm.forward, inputs, weighted()) for _ in range(2))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_nothing_but_inputs_is_stored() -> None:
+    """Memory between forward and backward is that of the arguments."""
+    inputs = inputs_of("mamba2")
+    leaves, stored = leaves_of(inputs), []
+    with (
+        one_thread(),
+        _runtime.launcher(launch),
+        torch.autograd.graph.saved_tensors_hooks(lambda x: stored.append(x.data_ptr()) or x, lambda x: x),  # type: ignore[func-returns-value]
+    ):
+        mamba2.forward(**{**inputs, **leaves})
+    assert sorted(stored) == sorted(x.data_ptr() for x in leaves.values())
+
+
+def test_checkpointed() -> None:
+    inputs = inputs_of("mamba2", tokens=130)
+    again = lambda **named: checkpoint(mamba2.forward, use_reentrant=False, **named)  # noqa: E731
+    one, two = (emulated(f, inputs, weighted()) for f in (mamba2.forward, again))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_autocast_changes_nothing() -> None:
+    inputs = inputs_of("mamba2", tokens=130)
+
+    def cast(**named: Any) -> tuple[Tensor, ...]:
+        with torch.autocast("cpu", torch.bfloat16):
+            values: tuple[Tensor, ...] = mamba2.forward(**named)
+        return values
+
+    one, two = (emulated(f, inputs, weighted()) for f in (mamba2.forward, cast))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    """It would come out as 0, not as an error, since the first is not made of what autograd can see."""
+    leaves = leaves_of(inputs_of("retnet", tokens=20))
+    retnet = importlib.import_module("generated.retnet")
+    with one_thread(), _runtime.launcher(launch):
+        y, _ = retnet.forward(**leaves)
+        with pytest.raises(NotImplementedError, match="retnet: a gradient of kernels cannot be differentiated again"):
+            torch.autograd.grad(y.sum(), leaves["q"], create_graph=True)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("every", [None, 64])
+def test_opcheck(name: str, every: int | None) -> None:
+    """torch's own checks: schema, fake implementation, autograd, tracing with sizes that are not known."""
+    module, inputs = importlib.import_module(f"generated.{name}"), inputs_of(name, tokens=70)
+    arguments = {**inputs, **leaves_of(inputs), "states_every": every, "config": ""}
+    torch.library.opcheck(module.OPERATOR._operator, in_order(module, arguments))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled(dynamic: bool) -> None:
+    """One graph in which the call is one node; the same values and gradients."""
+    inputs = inputs_of("mamba2", tokens=130)
+
+    def call(**named: Any) -> tuple[Tensor, ...]:
+        return mamba2.OPERATOR.call(*in_order(mamba2, named))
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    compare(gradients(compiled, inputs, weighted()), gradients(call, inputs, weighted()), 1e-6)
+
+
+def test_a_config_as_text() -> None:
+    config = mamba2.Config(chunk=32, intra="bf16x2", segments=3)
+    assert _operator._config(mamba2.Config, _operator._text(config)) == config
+    assert _operator._config(mamba2.Config, _operator._text(None)) is None
