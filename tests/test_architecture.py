@@ -30,6 +30,7 @@ ROOMS = (
     "run",
     "compat",
     "pipeline",
+    "nn",
     "cli",
 )
 """Lowest first: a room imports from those before it."""
@@ -38,7 +39,7 @@ LIBRARIES = {
     "sympy": {"derive"},
     "jinja2": {"emit"},
     "lark": {"spec"},
-    "torch": {"build", "run", "compat"},
+    "torch": {"build", "run", "compat", "nn"},
     "cuda": {"build", "run"},
     "matplotlib": {"run"},
     "transformers": {"run"},

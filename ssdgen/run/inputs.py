@@ -76,7 +76,7 @@ def draw(layer: Layer, case: Case, device: torch.device | str = "cpu", generated
     """
     generator = torch.Generator(generated_on).manual_seed(case.seed)
     precision = torch.float64 if generated_on == "cpu" else torch.float32
-    uses = _uses(layer)
+    uses = uses_of(layer)
     tensors: dict[str, torch.Tensor] = {}
     for tensor in layer.inputs:
         axes = array_axes(layer, tensor, case.forms.get(tensor.name))
@@ -132,14 +132,15 @@ def takes(layer: Layer, dtype: Dtype) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Uses:
+class Uses:
     """Names of inputs that go into a softplus, and of those whose sigmoid or logsigmoid decays a state."""
 
     softplus: frozenset[str]
     gate: frozenset[str]
 
 
-def _uses(layer: Layer) -> _Uses:
+def uses_of(layer: Layer) -> Uses:
+    """How a layer uses its inputs, as far as values have to fit it."""
     lets = {let.name: let.value for let in layer.lets}
 
     def inlined(e: Expr) -> Expr | None:
@@ -151,13 +152,13 @@ def _uses(layer: Layer) -> _Uses:
 
     updates = [s.update for s in layer.states]
     decays = [s.decay for s in layer.states]
-    return _Uses(
+    return Uses(
         frozenset(name for e in updates for name in inside(e, ("softplus",))),
         frozenset(name for e in decays for name in inside(e, ("sigmoid", "logsigmoid"))),
     )
 
 
-def _values(tensor: Tensor, uses: _Uses, per_token: bool, normal: torch.Tensor) -> torch.Tensor:
+def _values(tensor: Tensor, uses: Uses, per_token: bool, normal: torch.Tensor) -> torch.Tensor:
     """Values for `tensor` out of standard normal ones."""
     low, high = tensor.range.low, tensor.range.high
     if tensor.name in uses.softplus:
