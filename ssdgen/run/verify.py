@@ -24,6 +24,7 @@ from ssdgen.run.cases import Trial, kernel_trials, portable_trials
 from ssdgen.run.checks import Expected, bound, compare, one_thread, poisoned_memory, relative_error
 from ssdgen.run.continuation import continuation_checks
 from ssdgen.run.emulate import EmulationError, launch
+from ssdgen.run.gradients import gradient_checks
 from ssdgen.run.inputs import DTYPES, Case, Inputs, draw, in_order_of_equations
 from ssdgen.run.packing import packed_checks
 from ssdgen.run.peers import peer_checks
@@ -62,6 +63,7 @@ def _checks(gate: Gate, plan: Plan, module: ModuleType, sizes: Mapping[str, int]
         yield from packed(gate, plan, module)
         yield from continued(gate, plan, module)
         yield from stepped(gate, plan, module)
+        yield from gradient(gate, plan, module)
     elif gate == "peer":
         yield from peer_checks(plan.form.recurrence.layer, module.forward, gpu)
     elif gate in ("emulation", "hardware"):
@@ -75,6 +77,7 @@ def _checks(gate: Gate, plan: Plan, module: ModuleType, sizes: Mapping[str, int]
             yield from packed(gate, plan, module)
             yield from continued(gate, plan, module)
             yield from stepped(gate, plan, module)
+            yield from gradient(gate, plan, module)
     else:
         raise ValueError(f"verify makes no {gate} checks")
 
@@ -124,6 +127,12 @@ def stepped(gate: Gate, plan: Plan, module: ModuleType) -> Iterator[Check]:
 
     device = "cuda" if gate == "hardware" else "cpu"
     return step_checks(Steps(gate, plan, module, running(gate, module), device), truth, partial(explained, plan))
+
+
+def gradient(gate: Gate, plan: Plan, module: ModuleType) -> Iterator[Check]:
+    """The checks of gradients, of the portable path, or of calls that kernels compute."""
+    device = "cuda" if gate == "hardware" else "cpu"
+    return gradient_checks(gate, plan, module.forward, running(gate, module), device)
 
 
 def running(gate: Gate, module: ModuleType) -> Callable[[Callable[[], Any]], Any]:

@@ -1,0 +1,134 @@
+"""Checks of gradients: what autograd gives of a module's `forward`, against autograd through the float64 loop over tokens.
+
+The loss weighs every output and final state, or one kind of them, with random numbers; gradients are of every input and
+initial state that is present.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssdgen.ir.plan import Plan
+from ssdgen.ir.report import Check, Gate
+from ssdgen.run.cases import can_be_absent, sizes_for
+from ssdgen.run.checks import BOUNDS, Expected, bound, compare
+from ssdgen.run.inputs import DTYPES, Case, Inputs, draw, in_order_of_equations, takes
+from ssdgen.run.reference import reference
+
+BLOCKS = 17
+"""Chunks of the longest trial: one more than the gradient takes at a time where kernels run."""
+
+FLOAT32 = 1e-4
+"""The bound of a gradient that float32 computes: where steps and decays are summed over all tokens, terms cancel."""
+
+Run = Callable[[Callable[[], Any]], Any]
+"""Runs a call where a gate runs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A call that is differentiated: `reached` says at which results gradients arrive."""
+
+    name: str
+    case: Case
+    reached: str = "outputs and states"
+
+
+def gradient_checks(
+    gate: Gate, plan: Plan, forward: Callable[..., Any], run: Run, device: str = "cpu"
+) -> Iterator[Check]:
+    """The checks of every trial, one a gradient."""
+    for trial in trials(gate, plan):
+        inputs = draw(plan.form.recurrence.layer, trial.case, device)
+        wanted = truth(plan, inputs, trial, gate)
+        try:
+            got = run(partial(differentiated, plan, inputs, trial, forward))
+        except (ValueError, TypeError, RuntimeError) as error:
+            note = " ".join(f"{type(error).__name__}: {error}".split())
+            yield Check(trial.name, gate, math.inf, 0.0, passed=False, note=note)
+            continue
+        yield from compare(gate, trial.name, got, wanted)
+
+
+def trials(gate: Gate, plan: Plan) -> Iterator[Trial]:
+    """Lengths from none to several blocks, dtypes, absent inputs, and where gradients arrive."""
+    layer, chunk = plan.form.recurrence.layer, plan.config.chunk
+    short = Case(sizes_for(layer, chunk + 9), dtype="f32", seed=21)
+    yield Trial("gradients", short)
+    yield Trial("gradients from outputs", short, "outputs")
+    yield Trial("gradients from states", short, "states")
+    for tokens in (0, 1):
+        yield Trial(f"gradients T={tokens}", Case(sizes_for(layer, tokens), dtype="f32", seed=22))
+    absent = frozenset(can_be_absent(layer)) | {f"{s.name}0" for s in layer.states}
+    yield Trial("gradients, all absent", Case(short.sizes, dtype="f32", absent=absent, seed=23))
+    if gate != "portable":
+        yield Trial("gradients, several blocks", Case(sizes_for(layer, BLOCKS * chunk + 3), dtype="f32", seed=24))
+    if takes(layer, "bf16"):
+        yield Trial("gradients bf16", Case(short.sizes, dtype="bf16", seed=25))
+
+
+def _loss(outputs: Mapping[str, Tensor], finals: Mapping[str, Tensor], trial: Trial) -> Tensor:
+    """A weighted sum in float64 of what is reached. Weights are the same for everyone, and numbers that outputs of the case's
+    dtype have, so that the gradients which arrive there are not rounded."""
+    generator = torch.Generator().manual_seed(3)
+    total = torch.zeros((), dtype=torch.float64)
+    for values, kind in ((outputs, "outputs"), (finals, "states")):
+        for value in values.values():
+            weight = torch.randn(value.shape, generator=generator).to(DTYPES[trial.case.dtype]).to(value.device)
+            if kind in trial.reached:
+                total = total.to(value.device) + (value.double() * weight.double()).sum()
+    return total
+
+
+def _gradients(leaves: Mapping[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
+    """The gradient of each leaf, zero where the loss does not depend on it."""
+    if not loss.requires_grad:
+        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+def differentiated(plan: Plan, inputs: Inputs, trial: Trial, forward: Callable[..., Any]) -> dict[str, Tensor]:
+    """The gradients that a module gives, by the names of inputs and of states as `S0`."""
+    layer = plan.form.recurrence.layer
+    leaves = {k: v.detach().clone().requires_grad_() for k, v in (*inputs.tensors.items(), *_initials(inputs).items())}
+    states = {s: leaves[f"{s}0"] for s in inputs.states}
+    tensors = {name: leaves[name] for name in inputs.tensors}
+    with torch.enable_grad():
+        values = forward(**Inputs(tensors, inputs.params, states, inputs.arguments).keywords())
+        layouts = dict(plan.config.layouts)
+        outputs = {}
+        for output, value in zip(layer.outputs, values, strict=False):
+            order = layouts.get(output.name, output.axes)
+            outputs[output.name] = value.permute([order.index(a) for a in output.axes])
+        finals = {s.name: v for s, v in zip(layer.states, values[len(layer.outputs) :], strict=True)}
+        return _gradients(leaves, _loss(outputs, finals, trial))
+
+
+def truth(plan: Plan, inputs: Inputs, trial: Trial, gate: Gate) -> dict[str, Expected]:
+    """The gradients through the loop over tokens, with the dtype and the bound of each."""
+    layer = plan.form.recurrence.layer
+    given = {**inputs.tensors, **_initials(inputs)}
+    leaves = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    with torch.enable_grad():
+        tensors = in_order_of_equations(layer, {name: leaves[name] for name in inputs.tensors})
+        states = {s: leaves[f"{s}0"] for s in inputs.states}
+        outputs, finals = reference(layer, tensors, inputs.params, states)
+        gradients = _gradients(leaves, _loss(outputs, finals, trial))
+    precisions = [how for d, _, how in plan.config.precision if d == trial.case.dtype and gate != "portable"]
+    least = max([FLOAT32, *(BOUNDS[p] for p in precisions)])
+    return {
+        name: Expected(value, given[name].dtype, max(least, bound(given[name].dtype, ())))
+        for name, value in gradients.items()
+    }
+
+
+def _initials(inputs: Inputs) -> dict[str, Tensor]:
+    return {f"{name}0": x for name, x in inputs.states.items()}
