@@ -21,11 +21,14 @@ from ssdgen.ir.adjoint import (
     OutputAdjoint,
     RowAdjoint,
     ScoreAdjoint,
+    Scored,
     ScorePart,
     StateAdjoint,
     VectorAdjoint,
     WeightAdjoint,
+    Weighted,
     WriteAdjoint,
+    Written,
 )
 from ssdgen.ir.chunkform import ChunkForm, ChunkState, ChunkTerm, Read
 from ssdgen.ir.expr import ZERO, Axes, Expr, Ref
@@ -129,15 +132,15 @@ class _Derivation:
             for row, lag in dict.fromkeys((t.row, t.lag) for t in state.terms):
                 if row is None:
                     continue
-                terms = tuple((t.weight, t.column) for t in state.terms if (t.row, t.lag) == (row, lag))
-                scores = tuple(
-                    (i.score, read.name)
+                terms = tuple(Weighted(t.weight, t.column) for t in state.terms if (t.row, t.lag) == (row, lag))
+                reads = tuple(
+                    Scored(i.score, read.name)
                     for read in self.form.reads
                     if read.state == state.name
                     for i in read.interactions
                     if (i.row, i.lag) == (row, lag)
                 )
-                yield RowAdjoint(self.name("row"), state.name, row, lag, terms, scores)
+                yield RowAdjoint(self.name("row"), state.name, row, lag, terms, reads)
 
     def writes(self, d_score: dict[str, str]) -> Iterator[WriteAdjoint]:
         """One for each weighted column, shared by states that decay alike."""
@@ -146,7 +149,7 @@ class _Derivation:
             return term.weight, term.column, state.column_axis, state.decay, term.lag
 
         for shared in dict.fromkeys(key(s, t) for s, t in self.terms):
-            terms = tuple((s.name, t.row) for s, t in self.terms if key(s, t) == shared)
+            terms = tuple(Written(s.name, t.row) for s, t in self.terms if key(s, t) == shared)
             scores = tuple(
                 d_score[s.name] for s in self.form.scores if (s.weight, s.column, s.axis, s.decay, s.lag) == shared
             )

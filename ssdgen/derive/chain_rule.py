@@ -44,7 +44,7 @@ class ChainRule:
             target = target_of(leaf)
             if not self.differentiable(target):
                 continue
-            ahead = lag + (leaf.lag if isinstance(leaf, Ref) else 0)
+            ahead = lag + (leaf.lag if isinstance(leaf, Ref) else 0) if is_per_token(target) else 0
             factor = mul(weight, _earlier(derivative) if lag else derivative)
             self.terms[target].append(Contribution(factor, quantity, self.summed(axes, target), ahead, when))
 

@@ -245,6 +245,14 @@ def pow2(exponent: Symbolic) -> Symbolic:
     return sympy.Integer(2) ** number * sympy.exp(sympy.expand(rest * LN2))
 
 
+def equal(left: Symbolic, right: Symbolic) -> bool:
+    """Whether two values are equal: as sums of monomials, or if they have denominators, over a common one."""
+    difference = sympy.expand(left - right)
+    if difference != 0 and any(power.base.is_Add for power in difference.atoms(sympy.Pow)):
+        difference = sympy.expand(sympy.fraction(sympy.together(difference))[0])
+    return bool(difference == 0)
+
+
 def _number(value: float) -> Symbolic:
     """Exactly what was written: 0.1 is a tenth, and the constants that stand for log2(e) and log(2) are those."""
     if value == LOG2E.value:

@@ -108,24 +108,45 @@ class ScoreAdjoint:
 
 
 @dataclass(frozen=True, slots=True)
-class RowAdjoint:
-    """The gradient at token j of the row of those terms of a state that have it: that of token j-1 if `lag` is 1.
+class Weighted:
+    """weight * column of a term, the weight by name."""
 
-    `terms` are the (weight, column) of these terms, `scores` the pairs of a score and the read that it adds the row to.
-    """
+    weight: str
+    column: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """score[i,j] * row[j], which is in `read`."""
+
+    score: str
+    read: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowAdjoint:
+    """The gradient at token j of the row of those terms of a state that have it: that of token j-1 if `lag` is 1."""
 
     name: str
     state: str
     row: Expr
     lag: int
-    terms: tuple[tuple[str, Expr], ...]
-    scores: tuple[tuple[str, str], ...]
+    terms: tuple[Weighted, ...]
+    reads: tuple[Scored, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The row by which a state takes a weighted column, None for a vector state."""
+
+    state: str
+    row: Expr | None
 
 
 @dataclass(frozen=True, slots=True)
 class WriteAdjoint:
     """The gradient at token j of weight[j] * column[j] of all terms that have both and decay alike: of column[j-1] if `lag`
-    is 1. `terms` are the (state, row) of these terms, `scores` the gradients of scores that have this column."""
+    is 1. `scores` are the gradients of the scores that have this column."""
 
     name: str
     weight: str
@@ -133,7 +154,7 @@ class WriteAdjoint:
     axis: str
     decay: str
     lag: int
-    terms: tuple[tuple[str, Expr | None], ...]
+    terms: tuple[Written, ...]
     scores: tuple[str, ...]
 
 
@@ -280,17 +301,17 @@ class _Text:
         state = self.form.state(row.state)
         end = f"{self.d_state[row.state]}_end"
         terms = []
-        for weight, column in row.terms:
-            factors = (self.form.weight_text(weight), self.from_end(state.decay).strip(), end)
-            terms.append(f"{' '.join(f for f in factors if f)} . {at_token(column, lagged(row.lag))}")
-        terms += [f"sum_i {score}[i,j] {self.d_read[read]}[i]" for score, read in row.scores]
+        for term in row.terms:
+            factors = (self.form.weight_text(term.weight), self.from_end(state.decay).strip(), end)
+            terms.append(f"{' '.join(f for f in factors if f)} . {at_token(term.column, lagged(row.lag))}")
+        terms += [f"sum_i {scored.score}[i,j] {self.d_read[scored.read]}[i]" for scored in row.reads]
         return [f"{row.name}[j] = {terms[0]}", *(f"  + {term}" for term in terms[1:])]
 
     def write(self, write: WriteAdjoint) -> list[str]:
         terms = []
-        for state, row in write.terms:
-            product = "" if row is None else f"{at_token(row, lagged(write.lag))} . "
-            terms.append(f"{self.from_end(write.decay)}{product}{self.d_state[state]}_end")
+        for term in write.terms:
+            product = "" if term.row is None else f"{at_token(term.row, lagged(write.lag))} . "
+            terms.append(f"{self.from_end(write.decay)}{product}{self.d_state[term.state]}_end")
         for name in write.scores:
             score = self.form.score(_find(self.adjoint.scores, name).score)
             terms.append(f"sum_i {self.power(write.decay, score.at, 'j')}{name}[i,j] {at_token(score.vector, 'i')}")
