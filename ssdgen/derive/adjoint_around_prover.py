@@ -215,6 +215,8 @@ class Around:
         """A contribution, summed."""
         total = sympy.Integer(0)
         for now in TOKENS if self.layer.time in term.summed else (token,):
+            if now is None and term.ahead:
+                self.fail(f"`{term.quantity}` is the same at every token")
             then = now if now is None else now + term.ahead
             for summed in self.points(self.without_time(term.summed)):
                 point = {**at, **summed}

@@ -7,7 +7,7 @@ states' cotangents times reads and end states are a polynomial in them, and its 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from math import prod
 from typing import NoReturn
@@ -318,6 +318,11 @@ class ChunkProver:
             chunks.append(chunk)
         return chunks
 
+    @cached_property
+    def two_chunks(self) -> list[Chunk]:
+        """Those of `LENGTHS`."""
+        return self.chunks()
+
     def require_derivative(self, value: Symbolic, generator: Symbolic, what: str) -> None:
         """Fail unless `value` is the derivative of the loss."""
         if value != self.unrolled.loss.diff(generator):
@@ -333,7 +338,7 @@ class ChunkProver:
 
     def at_tokens(self, key: Key, places: tuple[Place, ...], value: Callable[[Chunk, int, Place], Symbolic]) -> None:
         """A gradient at every token and place."""
-        for chunk in self.chunks():
+        for chunk in self.two_chunks:
             for t in range(chunk.start, chunk.stop):
                 for place in places:
                     generator = self.unrolled.at(key, t, place)
@@ -355,19 +360,20 @@ class ChunkProver:
 
     def decay(self, decay: DecayAdjoint) -> None:
         """A decay's gradient, from the running sums'."""
-        self.decays(decay, lambda chunk, t, c: chunk.d_decay(decay, c)[t - chunk.start])
+        self.decays(decay, lambda chunk, c: chunk.d_decay(decay, c))
 
     def decay_at(self, decay: DecayAdjoint) -> None:
         """The same without a difference."""
-        self.decays(decay, lambda chunk, t, c: chunk.d_decay_at(decay, t, c))
+        self.decays(decay, lambda chunk, c: [chunk.d_decay_at(decay, t, c) for t in range(chunk.start, chunk.stop)])
 
-    def decays(self, decay: DecayAdjoint, value: Callable[[Chunk, int, int], Symbolic]) -> None:
+    def decays(self, decay: DecayAdjoint, values: Callable[[Chunk, int], list[Symbolic]]) -> None:
         """The gradient of ln a is a times that of a; of a decay that all columns share, the sum over them."""
         transition = transition_of(self.adjoint.form, decay.decay)
-        for chunk in self.chunks():
+        for chunk in self.two_chunks:
+            found = [values(chunk, c) for c in COLUMNS]
             for t in range(chunk.start, chunk.stop):
                 for columns in [(c,) for c in COLUMNS] if transition.kind == "channel" else [COLUMNS]:
                     a = self.unrolled.decay(transition, t, columns[0])
-                    got = sum(value(chunk, t, c) for c in columns)
+                    got = sum(found[c][t - chunk.start] for c in columns)
                     if got != a * self.unrolled.loss.diff(a):
                         self.fail(f"that of token {t}, columns {columns} is another")

@@ -128,7 +128,7 @@ class AdjointProver:
             yield row.name, states, [row.state]
             yield from ((row.name, weights, [t.weight]) for t in row.terms)
             yield from ((row.name, reads, [s.read]) for s in row.reads)
-            yield row.name, scores, [s.score for s in row.reads]
+            yield from ((row.name, scores, [s.score]) for s in row.reads)
         for w in adjoint.writes:
             yield w.name, weights, [w.weight]
             yield w.name, decays, [w.decay]
@@ -164,6 +164,9 @@ class AdjointProver:
         self.require([to_text(e) for e in inputs] == [t.name for t in layer.inputs], "the inputs are others")
         known = {r for e in self.exprs_and_lets() for r in map(target_of, refs(e))}
         self.require(set(inputs) <= known, "inputs are not as they are declared")
+        for weight in adjoint.weights:
+            carried = tuple(w.name for w in adjoint.writes if w.weight == weight.weight)
+            self.require(weight.writes == carried, f"`{weight.weight}` is carried by others")
         lets = rule.intermediate(self.exprs())
         self.require({g.of for g in adjoint.lets} == set(lets), "the lets and contractions are others")
         self.references()
