@@ -17,8 +17,6 @@ from ssdgen.ir.adjoint import Adjoint, Contribution, Gradient
 from ssdgen.ir.expr import Axes, Contract, Expr, Ref, axes_of, to_text
 from ssdgen.ir.recurrence import LinearState, OutputForm, Term
 
-TOKENS = (0, 1)
-
 INDICES = (0, 1)
 """Along every axis but time; the two heads are of one group."""
 
@@ -84,6 +82,10 @@ class Values:
 class Around:
     """Reads and inputs, with the optional inputs `present`. `fail` refuses by the statement that is being proved."""
 
+    tokens: tuple[int, ...] = (0, 1)
+    single: Axes = ()
+    """Axes along which there is one index alone."""
+
     def __init__(self, adjoint: Adjoint, present: Collection[str], fail: Callable[[str], NoReturn]) -> None:
         self.adjoint, self.form = adjoint, adjoint.form
         self.rec, self.layer = self.form.recurrence, self.form.recurrence.layer
@@ -135,19 +137,25 @@ class Around:
 
     def points(self, axes: Axes) -> list[Point]:
         """Every index along `axes`."""
-        return [dict(zip(axes, index, strict=True)) for index in product(INDICES, repeat=len(axes))]
+        indices = ((0,) if a in self.single else INDICES for a in axes)
+        return [dict(zip(axes, index, strict=True)) for index in product(*indices)]
 
     def summands(self) -> Iterator[Symbolic]:
         """Cotangents times outputs, and gradients times what they are of, at every token, batch, head and channel."""
+        yield from self.outputs()
         batch_head = (self.layer.batch, self.layer.head)
         items = dict(self.items())
-        for token in TOKENS:
-            for o in self.rec.outputs:
-                for at in self.points(self.without_time(o.axes)):
-                    yield self.cotangent(o, token, at) * self.output(o, None, token, at)
+        for token in self.tokens:
             for key, channel in keys(self.rec).items():
                 for at in self.points((*batch_head, channel) if channel else batch_head):
                     yield self.d_key(key, token, at) * items[key](token, at)
+
+    def outputs(self) -> Iterator[Symbolic]:
+        """Cotangents times outputs."""
+        for token in self.tokens:
+            for o in self.rec.outputs:
+                for at in self.points(self.without_time(o.axes)):
+                    yield self.cotangent(o, token, at) * self.output(o, None, token, at)
 
     def items(self) -> Iterator[tuple[Key, Callable[[int, Point], Symbolic]]]:
         """What everything in a chunk is, as a function of inputs."""
@@ -175,7 +183,7 @@ class Around:
 
     def quantity(self, name: str, token: Token, at: Point) -> Symbolic:
         """A gradient that others are made of, zero behind the last token."""
-        if token is not None and token not in TOKENS:
+        if token is not None and token not in self.tokens:
             return sympy.Integer(0)
         place = (name, token, *sorted(at.items()))
         if place not in self.computed:
@@ -214,7 +222,7 @@ class Around:
     def contribution(self, term: Contribution, token: Token, at: Point) -> Symbolic:
         """A contribution, summed."""
         total = sympy.Integer(0)
-        for now in TOKENS if self.layer.time in term.summed else (token,):
+        for now in self.tokens if self.layer.time in term.summed else (token,):
             if now is None and term.ahead:
                 self.fail(f"`{term.quantity}` is the same at every token")
             then = now if now is None else now + term.ahead
@@ -232,7 +240,7 @@ class Around:
         name = to_text(gradient.of)
         for channels in self.points(tuple(a for a in axes if a not in fixed)):
             at = {**{a: i for a, i in fixed.items() if a in axes}, **channels}
-            for token in TOKENS if self.layer.time in gradient.axes else (None,):
+            for token in self.tokens if self.layer.time in gradient.axes else (None,):
                 symbol = self.known[name](token, at) if name in self.known else self.values.input(name, token, at)
                 truth = sum(sympy.diff(s, symbol) for s in self.containing.get(symbol, ()))
                 got = self.total(gradient, token, at)

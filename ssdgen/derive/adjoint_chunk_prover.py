@@ -29,6 +29,7 @@ from ssdgen.derive.adjoint_keys import (
 from ssdgen.derive.symbolic import Symbolic
 from ssdgen.ir.adjoint import Adjoint, DecayAdjoint, RowAdjoint, ScoreAdjoint, StateAdjoint, VectorAdjoint, WriteAdjoint
 from ssdgen.ir.chunkform import Score
+from ssdgen.ir.expr import ONE
 from ssdgen.ir.recurrence import Diagonal, LinearState, Recurrence
 
 LENGTHS = (2, 3)
@@ -48,8 +49,8 @@ COLUMNS = (0, 1)
 class Unrolled:
     """A recurrence token by token, as polynomials in generators that are asked for by what they stand for."""
 
-    def __init__(self, rec: Recurrence, fail: Callable[[str], NoReturn]) -> None:
-        self.rec, self.fail = rec, fail
+    def __init__(self, rec: Recurrence, tokens: int, fail: Callable[[str], NoReturn]) -> None:
+        self.rec, self.tokens, self.fail = rec, tokens, fail
         names = list(dict.fromkeys(self._names()))
         self.ring, *generators = ring([f"x{i}" for i in range(len(names))], ZZ)
         self.generators = dict(zip(names, generators, strict=True))
@@ -66,7 +67,7 @@ class Unrolled:
                 for column in COLUMNS:
                     yield "start", s.name, row, column
                     yield "end", s.name, row, column
-        for t in range(TOKENS):
+        for t in range(self.tokens):
             for key, axis in keys(self.rec).items():
                 yield from ((key, t, place) for place in (COLUMNS if axis else (None,)))
             for r in self.rec.readouts:
@@ -98,7 +99,7 @@ class Unrolled:
         """The state before each token, and after the last."""
         now = {(r, c): self.generators["start", state.name, r, c] for r in self.rows(state) for c in COLUMNS}
         states = [now]
-        for t in range(TOKENS):
+        for t in range(self.tokens):
             after = {}
             for (r, c), value in now.items():
                 after[r, c] = self.decay(state.transition, t, c) * value
@@ -114,12 +115,12 @@ class Unrolled:
         total = self.ring.zero
         for readout in self.rec.readouts:
             state = self.rec.state(readout.state)
-            for t in range(TOKENS):
+            for t in range(self.tokens):
                 for (r, c), value in self.before[state.name][t + 1 + readout.at].items():
                     vector = self.at(vector_key(state, readout), t, c)
                     total += self.d_read(readout.name, t, r) * value * vector
         for state in self.rec.states:
-            last = self.before[state.name][TOKENS]
+            last = self.before[state.name][self.tokens]
             total += sum(d * last[place] for place, d in self.end(state).items())
         return total
 
@@ -282,12 +283,24 @@ class Chunk:
         return total
 
 
+def chunks(adjoint: Adjoint, unrolled: Unrolled, lengths: tuple[int, ...]) -> list[Chunk]:
+    """The chunks from the last to the first, each with the gradients that arrive at its end."""
+    ends = {s.name: unrolled.end(s) for s in unrolled.rec.states}
+    stop, found = unrolled.tokens, []
+    for length in reversed(lengths):
+        chunk = Chunk(adjoint, unrolled, stop - length, stop, ends)
+        ends = {s.state: chunk.state(s) for s in adjoint.states}
+        stop -= length
+        found.append(chunk)
+    return found
+
+
 class ChunkProver:
     """The statements about gradients within chunks. `fail` refuses by the statement that is being proved."""
 
     def __init__(self, adjoint: Adjoint, fail: Callable[[str], NoReturn]) -> None:
         self.adjoint, self.fail = adjoint, fail
-        self.unrolled = Unrolled(adjoint.form.recurrence, fail)
+        self.unrolled = Unrolled(adjoint.form.recurrence, TOKENS, fail)
 
     def statements(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """What is proved and how."""
@@ -298,7 +311,8 @@ class ChunkProver:
         for row in adjoint.rows:
             yield f"{row.name} is the gradient of the row {row.row} of {row.state} in {over}", partial(self.row, row)
         for w in adjoint.writes:
-            text = f"{w.name} is the gradient of the column {w.column} times {form.weight(w.weight).value}"
+            weight = form.weight(w.weight).value
+            text = f"{w.name} is the gradient of the column {w.column}{'' if weight == ONE else f' times {weight}'}"
             yield f"{text} in {over}", partial(self.write, w)
         for v in adjoint.vectors:
             yield f"{v.name} is the gradient of the vector {v.vector} in {over}", partial(self.vector, v)
@@ -307,21 +321,10 @@ class ChunkProver:
             yield text, partial(self.decay, d)
             yield f"{d.name} is also what goes past each token, without a difference", partial(self.decay_at, d)
 
-    def chunks(self, lengths: tuple[int, ...] = LENGTHS) -> list[Chunk]:
-        """The chunks from the last to the first, each with the gradients that arrive at its end."""
-        ends = {s.name: self.unrolled.end(s) for s in self.unrolled.rec.states}
-        stop, chunks = TOKENS, []
-        for length in reversed(lengths):
-            chunk = Chunk(self.adjoint, self.unrolled, stop - length, stop, ends)
-            ends = {s.state: chunk.state(s) for s in self.adjoint.states}
-            stop -= length
-            chunks.append(chunk)
-        return chunks
-
     @cached_property
     def two_chunks(self) -> list[Chunk]:
         """Those of `LENGTHS`."""
-        return self.chunks()
+        return chunks(self.adjoint, self.unrolled, LENGTHS)
 
     def require_derivative(self, value: Symbolic, generator: Symbolic, what: str) -> None:
         """Fail unless `value` is the derivative of the loss."""
@@ -331,7 +334,7 @@ class ChunkProver:
     def state(self, state: StateAdjoint) -> None:
         """The gradient that leaves the first of the chunks, and of chunks of one token."""
         for lengths in (LENGTHS, (1,) * TOKENS):
-            start = self.chunks(lengths)[-1].state(state)
+            start = chunks(self.adjoint, self.unrolled, lengths)[-1].state(state)
             for (r, c), value in start.items():
                 generator = self.unrolled.generators["start", state.state, r, c]
                 self.require_derivative(value, generator, f"that of row {r} and column {c}")

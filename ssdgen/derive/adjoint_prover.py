@@ -20,6 +20,8 @@ from typing import NoReturn
 from ssdgen.derive.adjoint_around_prover import Around
 from ssdgen.derive.adjoint_chunk_prover import ChunkProver
 from ssdgen.derive.adjoint_keys import adjoint_keys, decay_key, keys
+from ssdgen.derive.adjoint_whole_prover import LENGTHS as WHOLE
+from ssdgen.derive.adjoint_whole_prover import Whole
 from ssdgen.derive.chain_rule import ChainRule, target_of
 from ssdgen.derive.proof import Proof, ProofError
 from ssdgen.derive.recurrence import names_of
@@ -59,6 +61,13 @@ class AdjointProver:
                 f"{gradient.name} is the gradient of {gradient.of}{choices}",
                 partial(self.everywhere, around, gradient),
             )
+
+        tokens = " and ".join(map(str, WHOLE))
+        yield f"all of them at once, from end to end over chunks of {tokens} tokens", self.whole
+
+    def whole(self) -> None:
+        """Every gradient with all optional inputs, nothing a symbol but inputs, first states and cotangents."""
+        Whole(self.adjoint, self.choices()[-1], self.fail).prove()
 
     def choices(self) -> list[Axes]:
         """Every choice of the optional inputs that outputs are gated by."""

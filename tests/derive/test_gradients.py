@@ -53,7 +53,8 @@ def test_an_absent_input_has_no_part_in_any_gradient(name: str) -> None:
     check(read_layer(load_source(name)), 5, 2, 0, absent=("z",))
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
 @given(specs(), st.integers(1, 9), st.integers(1, 5), st.integers(0, 1000))
 def test_gradients_of_random_recurrences_are_proved_and_autograds(
     text: str, tokens: int, chunk: int, seed: int
