@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ssdgen.build.compile import Progress
     from ssdgen.derive import Proof
     from ssdgen.emit import ModuleSource
+    from ssdgen.ir.adjoint import Adjoint
     from ssdgen.ir.build import Build
     from ssdgen.ir.chunkform import ChunkForm
     from ssdgen.ir.layer import Dtype, Layer
@@ -43,6 +44,15 @@ def derive(spec: str) -> tuple[ChunkForm, Proof]:
 
     form = chunk_form(recurrence(read(spec)))
     return form, prove(form)
+
+
+def adjoint(form: ChunkForm) -> tuple[Adjoint, Proof]:
+    """The gradients of a chunked form and what was proved of them; ProofError if ours are wrong."""
+    from ssdgen.derive import prove_adjoint
+    from ssdgen.derive.adjoint import adjoint as adjoint_of
+
+    gradients = adjoint_of(form)
+    return gradients, prove_adjoint(gradients)
 
 
 def plan(form: ChunkForm, settings: Mapping[str, str]) -> Plan:

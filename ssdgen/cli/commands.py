@@ -41,13 +41,19 @@ def check(spec: Spec, json: Json = False, debug: Debug = False) -> None:
 
 
 @app.command()
-def derive(spec: Spec, json: Json = False, debug: Debug = False) -> None:
+def derive(
+    spec: Spec,
+    adjoint: Annotated[bool, typer.Option("--adjoint", help="Its gradients, and the proof of those.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Derive the chunked form of a spec, and prove it."""
     form, proof = pipeline.derive(spec)
+    what, derived = ("adjoint", pipeline.adjoint(form)) if adjoint else ("form", (form, proof))
     if json:
-        show_json({"form": form, "proof": proof})
+        show_json({what: derived[0], "proof": derived[1]})
     else:
-        show(f"{form}\n\n{proof}")
+        show("\n\n".join(map(str, derived)))
 
 
 @app.command()

@@ -1,17 +1,18 @@
-"""What was proved of a chunk form, or what was not.
+"""What was proved of a chunk form or of an adjoint, or what was not.
 
-`prover` proves; it is loaded with sympy when it is needed.
+`prover` and `adjoint_prover` prove; they are loaded with sympy when they are needed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ssdgen.ir.adjoint import Adjoint
 from ssdgen.ir.chunkform import ChunkForm
 
 
 class ProofError(Exception):
-    """A statement about a chunk form that does not hold: `statement` says which, `detail` where it fails."""
+    """A statement about a chunk form or an adjoint that does not hold: `statement` says which, `detail` where it fails."""
 
     def __init__(self, statement: str, detail: str) -> None:
         self.statement = statement
@@ -40,3 +41,13 @@ def prove(form: ChunkForm) -> Proof:
     from ssdgen.derive.prover import Prover
 
     return Prover(form).prove()
+
+
+def prove_adjoint(adjoint: Adjoint) -> Proof:
+    """Prove that `adjoint` holds the gradients of its form's recurrence; ProofError with the statement that fails.
+
+    Assumes of the form what `prove` proves.
+    """
+    from ssdgen.derive.adjoint_prover import AdjointProver
+
+    return AdjointProver(adjoint).prove()

@@ -18,7 +18,7 @@ import sympy  # type: ignore[import-untyped]
 from ssdgen.derive.proof import Proof, ProofError
 from ssdgen.derive.recurrence import names_of
 from ssdgen.derive.step_prover import Point, StepProver, points
-from ssdgen.derive.symbolic import OPERATIONS, Symbolic, pow2, sigmoid, thaw
+from ssdgen.derive.symbolic import OPERATIONS, Symbolic, equal, pow2, sigmoid, thaw
 from ssdgen.ir.chunkform import ChunkForm, ChunkState, ChunkTerm, Read, Score
 from ssdgen.ir.expr import ONE, OPS, Apply, Axes, Contract, Expr, Ref, axes_of, refs, to_text, walk
 from ssdgen.ir.layer import State
@@ -105,11 +105,8 @@ class Prover:
             self.fail(detail)
 
     def require_equal(self, left: Symbolic, right: Symbolic, what: str) -> None:
-        """Fail unless two values are equal: as sums of monomials, or if they have denominators, over a common one."""
-        difference = sympy.expand(left - right)
-        if difference != 0 and any(power.base.is_Add for power in difference.atoms(sympy.Pow)):
-            difference = sympy.expand(sympy.fraction(sympy.together(difference))[0])
-        if difference != 0:
+        """Fail unless two values are equal."""
+        if not equal(left, right):
             self.fail(f"{what}: {left} is not {right}")
 
     # Values

@@ -13,7 +13,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 
 from ssdgen.derive.recurrence import LOG2E
-from ssdgen.ir.expr import ONE, OPS, Apply, Const, Contract, Expr, to_text
+from ssdgen.ir.expr import DERIVATIVE_OPS, ONE, OPS, Apply, Const, Contract, Expr, Ref, outermost, to_text
 
 Symbolic = Any
 """A sympy expression; sympy has no types that mypy could check."""
@@ -77,11 +77,43 @@ class silu(_Real):
         return s + self * (1 - s)
 
 
+class _Flat(_Real):
+    """A function that is constant but for its jumps."""
+
+    def fdiff(self, argindex: int = 1) -> Symbolic:
+        """The derivative, where there is one."""
+        return sympy.Integer(0)
+
+
+class sign(_Flat):
+    """-1, 0 or 1."""
+
+    nargs = 1
+
+
+class above(_Flat):
+    """1 where the first argument is above the second, else 0."""
+
+    nargs = 2
+    is_nonnegative = True
+
+
+class within(_Flat):
+    """within(x, low, high): 1 where low <= x <= high, else 0."""
+
+    nargs = 3
+    is_nonnegative = True
+
+
 class relu(_Real):
     """max(x, 0)."""
 
     nargs = 1
     is_nonnegative = True
+
+    def fdiff(self, argindex: int = 1) -> Symbolic:
+        """The derivative, 0 at 0."""
+        return above(self.args[0], 0)
 
 
 class clamp(_Real):
@@ -89,11 +121,23 @@ class clamp(_Real):
 
     nargs = 3
 
+    def fdiff(self, argindex: int = 1) -> Symbolic:
+        """The derivative; at a bound it is all that of x."""
+        x, low, high = self.args
+        if argindex == 1:
+            return within(x, low, high)
+        return above(low, x) * (1 - above(low, high)) if argindex == 2 else above(maximum(x, low), high)
+
 
 class minimum(_Real):
     """The smaller of two; sympy's own Min compares its arguments at length."""
 
     nargs = 2
+
+    def fdiff(self, argindex: int = 1) -> Symbolic:
+        """The derivative; where both are equal it is all that of the second."""
+        first = above(self.args[1], self.args[0])
+        return first if argindex == 1 else 1 - first
 
 
 class maximum(_Real):
@@ -101,12 +145,21 @@ class maximum(_Real):
 
     nargs = 2
 
+    def fdiff(self, argindex: int = 1) -> Symbolic:
+        """The derivative; where both are equal it is all that of the second."""
+        first = above(self.args[0], self.args[1])
+        return first if argindex == 1 else 1 - first
+
 
 class absolute(_Real):
     """The absolute value, not taken apart."""
 
     nargs = 1
     is_nonnegative = True
+
+    def fdiff(self, argindex: int = 1) -> Symbolic:
+        """The derivative, 0 at 0."""
+        return sign(self.args[0])
 
 
 class dot(_Real):
@@ -154,8 +207,11 @@ OPERATIONS: dict[str, Callable[..., Symbolic]] = {
     "softplus": softplus,
     "silu": silu,
     "relu": relu,
+    "sign": sign,
+    "above": above,
+    "within": within,
 }
-assert OPERATIONS.keys() == OPS.keys()
+assert OPERATIONS.keys() == OPS.keys() | DERIVATIVE_OPS.keys()
 
 
 def thaw(
@@ -176,10 +232,25 @@ def thaw(
     return Atom(expr)
 
 
+def partials(expr: Expr, factor: Symbolic = 1) -> list[tuple[Ref | Contract, Expr]]:
+    """`factor` times the derivative of `expr` by each reference and each outermost contraction in it, zeros left out."""
+    value = factor * thaw(expr, Atom)
+    derivatives = [(e, sympy.diff(value, Atom(e)).subs(sympy.log(2), LN2)) for e in outermost(expr)]
+    return [(e, freeze(d)) for e, d in derivatives if d != 0]
+
+
 def pow2(exponent: Symbolic) -> Symbolic:
     """2^exponent, logarithms in the exponent resolved."""
     number, rest = sympy.expand(exponent).as_coeff_Add()
     return sympy.Integer(2) ** number * sympy.exp(sympy.expand(rest * LN2))
+
+
+def equal(left: Symbolic, right: Symbolic) -> bool:
+    """Whether two values are equal: as sums of monomials, or if they have denominators, over a common one."""
+    difference = sympy.expand(left - right)
+    if difference != 0 and any(power.base.is_Add for power in difference.atoms(sympy.Pow)):
+        difference = sympy.expand(sympy.fraction(sympy.together(difference))[0])
+    return bool(difference == 0)
 
 
 def _number(value: float) -> Symbolic:

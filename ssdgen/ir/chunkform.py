@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ssdgen.ir.expr import ONE, Apply, Axes, Expr, Ref, is_per_token
+from ssdgen.ir.expr import ONE, Axes, Expr, Ref, is_per_token
 from ssdgen.ir.recurrence import DecayKind, OutputForm, Recurrence
-from ssdgen.ir.step import Step
+from ssdgen.ir.step import Step, factor_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class ChunkForm:
         layer = self.recurrence.layer
         lines = [f"{layer.name}: a chunk of L tokens that starts from {', '.join(s.name for s in self.states)}", ""]
         for d in self.decays:
-            total = self._sum(d.name, "i")
+            total = self.sum_text(d.name, "i")
             if d.kind == "constant":
                 lines += [f"{d.name} = {d.log2}    log2, one a head", f"{total} = (i + 1) * {d.name}"]
             elif d.kind != "none":
@@ -138,22 +138,22 @@ class ChunkForm:
                 lines += [f"{d.name}[i] = {d.log2}    log2, {per}", f"{total} = {d.name}[0] + ... + {d.name}[i]"]
         for w in self.weights:
             if w.value != ONE and not (isinstance(w.value, Ref) and w.value.name == w.name):
-                lines.append(f"{_at(Ref(w.name, (), is_per_token(w.value)), 'i')} = {w.value}")
+                lines.append(f"{at_token(Ref(w.name, (), is_per_token(w.value)), 'i')} = {w.value}")
         if lines[-1]:
             lines.append("")
         for s in self.states:
-            lines.append(f"{s.name}_end = {self._power(s.decay, 'L-1')}{s.name}")
-            lines += [f"  + sum_j {self._power(s.decay, 'L-1', 'j')}{self._term(t)}" for t in s.terms]
+            lines.append(f"{s.name}_end = {self.power_text(s.decay, 'L-1')}{s.name}")
+            lines += [f"  + sum_j {self.power_text(s.decay, 'L-1', 'j')}{self._term(t)}" for t in s.terms]
         for score in self.scores:
             end = "i" if score.at == 0 else "i-1"
-            product = f"({_at(score.vector, 'i')} . {_at(score.column, _lagged(score.lag))})"
-            factors = (product, self._power(score.decay, end, "j").strip(), self._weight(score.weight))
+            product = f"({at_token(score.vector, 'i')} . {at_token(score.column, lagged(score.lag))})"
+            factors = (product, self.power_text(score.decay, end, "j").strip(), self.weight_text(score.weight))
             lines.append(f"{score.name}[i,j] = {' '.join(f for f in factors if f)}    j <= {end}")
         for r in self.reads:
             end = "i" if r.at == 0 else "i-1"
-            lines.append(f"{r.name}[i] = {self._power(r.decay, end)}{r.state} . {_at(r.vector, 'i')}")
+            lines.append(f"{r.name}[i] = {self.power_text(r.decay, end)}{r.state} . {at_token(r.vector, 'i')}")
             for n in r.interactions:
-                row = "" if n.row is None else f" {_at(n.row, _lagged(n.lag))}"
+                row = "" if n.row is None else f" {at_token(n.row, lagged(n.lag))}"
                 lines.append(f"  + sum_j {n.score}[i,j]{row}")
         lines.append("")
         for o in self.outputs:
@@ -161,32 +161,33 @@ class ChunkForm:
             lines += [f"  when {g.tensor}: {o.name} = {g.value}" for g in o.gates]
         return "\n".join([*lines, "", "one token:", str(self.step)])
 
-    def _sum(self, decay: str, token: str) -> str:
+    def sum_text(self, decay: str, token: str) -> str:
         """The running sum of a decay up to and including a token."""
         alone = sum(d.kind != "none" for d in self.decays) == 1
         return f"s[{token}]" if alone else f"s_{decay}[{token}]"
 
-    def _power(self, decay: str, until: str, after: str = "") -> str:
+    def power_text(self, decay: str, until: str, after: str = "") -> str:
         """2 to the sum of a decay over the tokens behind `after` until `until`, and a space; nothing if it is none."""
         if self.decay(decay).kind == "none":
             return ""
-        end = self._sum(decay, until)
-        return f"2^({end} - {self._sum(decay, after)}) " if after else f"2^{end} "
+        end = self.sum_text(decay, until)
+        return f"2^({end} - {self.sum_text(decay, after)}) " if after else f"2^{end} "
 
     def _term(self, term: ChunkTerm) -> str:
-        vectors = [_at(v, _lagged(term.lag)) for v in (term.row, term.column) if v is not None]
-        return " ".join(filter(None, (self._weight(term.weight), " (x) ".join(vectors))))
+        vectors = [at_token(v, lagged(term.lag)) for v in (term.row, term.column) if v is not None]
+        return " ".join(filter(None, (self.weight_text(term.weight), " (x) ".join(vectors))))
 
-    def _weight(self, name: str) -> str:
+    def weight_text(self, name: str, token: str = "j") -> str:
+        """A weight at a token; nothing if it is one."""
         value = self.weight(name).value
-        return "" if value == ONE else _at(Ref(name, (), is_per_token(value)), "j")
+        return "" if value == ONE else at_token(Ref(name, (), is_per_token(value)), token)
 
 
-def _lagged(lag: int) -> str:
-    return f"j-{lag}" if lag else "j"
+def lagged(lag: int, token: str = "j") -> str:
+    """The name of the token `lag` before one."""
+    return f"{token}-{lag}" if lag else token
 
 
-def _at(expr: Expr, token: str) -> str:
+def at_token(expr: Expr, token: str) -> str:
     """`expr` at a token of the chunk."""
-    text = f"({expr})" if isinstance(expr, Apply) or (isinstance(expr, Ref) and expr.lag) else str(expr)
-    return f"{text}[{token}]" if is_per_token(expr) else text
+    return f"{factor_text(expr)}[{token}]" if is_per_token(expr) else factor_text(expr)

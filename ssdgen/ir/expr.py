@@ -119,6 +119,13 @@ OPS: dict[str, int] = {
 }
 """Every operation and its number of arguments. The exponent of `pow` is a constant."""
 
+DERIVATIVE_OPS: dict[str, int] = {
+    "sign": 1,  # -1, 0 or 1
+    "above": 2,  # 1 where the first is above the second, else 0
+    "within": 3,  # within(x, low, high): 1 where low <= x <= high, else 0
+}
+"""Operations that occur in derivatives alone: those of `abs`, of `max`, `min` and `relu`, and of `clamp`."""
+
 ZERO = Const(0)
 ONE = Const(1)
 
@@ -158,6 +165,13 @@ def rewrite(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
 def refs(expr: Expr) -> tuple[Ref, ...]:
     """Every reference in `expr`, each once, in the order they are written."""
     return tuple(dict.fromkeys(e for e in walk(expr) if isinstance(e, Ref)))
+
+
+def outermost(expr: Expr) -> tuple[Ref | Contract, ...]:
+    """The references and contractions that `expr` is elementwise in, each once, in the order they are written."""
+    if isinstance(expr, Ref | Contract):
+        return (expr,)
+    return tuple(dict.fromkeys(e for child in children(expr) for e in outermost(child)))
 
 
 def axes_of(expr: Expr) -> Axes:

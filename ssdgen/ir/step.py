@@ -42,15 +42,15 @@ class Step:
 
 
 def _read(read: Readout) -> str:
-    return f"{read.name} = {read.state} . {_factor(read.vector)}"
+    return f"{read.name} = {read.state} . {factor_text(read.vector)}"
 
 
 def _term(term: Term) -> str:
     at = "[t-1]" if term.lag else ""
-    vectors = " (x) ".join(f"{_factor(v)}{at}" for v in (term.row, term.column) if v is not None)
-    return vectors if term.weight == ONE else f"{_factor(term.weight)} {vectors}"
+    vectors = " (x) ".join(f"{factor_text(v)}{at}" for v in (term.row, term.column) if v is not None)
+    return vectors if term.weight == ONE else f"{factor_text(term.weight)} {vectors}"
 
 
-def _factor(expr: Expr) -> str:
+def factor_text(expr: Expr) -> str:
     """`expr` in parentheses unless it binds as a name does."""
     return f"({expr})" if isinstance(expr, Apply) or (isinstance(expr, Ref) and expr.lag) else str(expr)

@@ -118,6 +118,17 @@ def test_json_of_a_stage(ssdgen: Command, command: str) -> None:
     assert "span" not in json.dumps(data)
 
 
+def test_the_adjoint_is_derived_and_proved(ssdgen: Command) -> None:
+    """Protects `--adjoint`, as text and as JSON: the gradients and what was proved of them."""
+    text = ssdgen("derive", "simple_gla", "--adjoint").out
+    assert text.startswith("simple_gla: the gradients of a chunk of L tokens from d_y, d_S_end\n")
+    assert "\nd_g = d_decay\n" in text
+    assert re.search(r"(?m)^simple_gla: \d+ statements proved$", text)
+    data = json.loads(ssdgen("derive", "simple_gla", "--adjoint", "--json").out)
+    assert [g["name"] for g in data["adjoint"]["inputs"]] == ["d_q", "d_k", "d_v", "d_g"]
+    assert len(data["proof"]["statements"]) > 10
+
+
 def test_a_bug_is_ours(ssdgen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 2, how to report it, and the traceback in a file."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ssdgen.ir.expr import OPS, Apply, Const, Contract, Expr, Index, Ref, Size
 
-UNTOUCHED = {"layer", "span", "recurrence"}
+UNTOUCHED = {"layer", "span", "recurrence", "form"}
 """The premise of a proof, what has no meaning, and what is altered by itself."""
 
 EXPRESSIONS = (Const, Ref, Size, Index, Apply, Contract)

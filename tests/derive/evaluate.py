@@ -16,10 +16,12 @@ def evaluate(
     form: ChunkForm, tensors: Mapping[str, Tensor | None], states: Mapping[str, Tensor], chunk: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """(outputs, final states) of `form` in float64, in chunks of `chunk` tokens; arguments as for `reference`."""
-    return _Chunked(form, tensors, states, chunk).run()
+    return Chunked(form, tensors, states, chunk).run()
 
 
-class _Chunked:
+class Chunked:
+    """One evaluation; `entries` are the states before each chunk and after the last, in (batch, head, row, column)."""
+
     def __init__(
         self, form: ChunkForm, tensors: Mapping[str, Tensor | None], states: Mapping[str, Tensor], chunk: int
     ) -> None:
@@ -29,6 +31,7 @@ class _Chunked:
         self.present = {name for name, value in tensors.items() if value is not None}
         self.states = {s.name: self.rows_and_columns(s, states[s.name]) for s in form.states}
         self.tokens = slice(0, 0)
+        self.entries = [self.states]
 
     def rows_and_columns(self, state: ChunkState, given: Tensor) -> Tensor:
         """A state with its dimensions as (batch, head, row, column)."""
@@ -61,13 +64,17 @@ class _Chunked:
         s = log2.cumsum(1)
         return s, s - log2
 
-    def score(self, score: Score) -> Tensor:
-        """[batch, i, j, head]."""
+    def power(self, score: Score) -> Tensor:
+        """[batch, i, j, head, column]: the decay of a score, zero where the score is."""
         s, e = self.sums(score.decay, score.axis)
         upto = s if score.at == 0 else e
         length = s.shape[1]
         mask = torch.ones(length, length, dtype=torch.bool).tril(score.at)[None, :, :, None, None]
-        power = torch.exp2((upto[:, :, None] - s[:, None]).masked_fill(~mask, -torch.inf))
+        return torch.exp2((upto[:, :, None] - s[:, None]).masked_fill(~mask, -torch.inf))
+
+    def score(self, score: Score) -> Tensor:
+        """[batch, i, j, head]."""
+        power = self.power(score)
         vector = self.at(score.vector, score.axis)
         column = self.at(score.column, score.axis, score.lag)
         weight = self.at(self.form.weight(score.weight).value, None)
@@ -89,6 +96,7 @@ class _Chunked:
                     total = total + torch.einsum("bijh,bjhr->bihr", scores[n.score], row)
                 reads[r.name].append(total)
             self.states = {s.name: self.jump(s) for s in form.states}
+            self.entries.append(self.states)
         for r in form.reads:
             row = form.state(r.state).row_axis
             axes = (layer.batch, layer.time, layer.head)
