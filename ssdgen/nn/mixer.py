@@ -37,7 +37,6 @@ from ssdgen.spec import load_source, read_layer
 STEPS = 1e-3, 1e-1
 """The range in which what a softplus gives is at first, spread evenly in log space, as in Mamba."""
 
-
 OPEN = 3.0
 """What gates begin with: sigmoid(3) = 0.95."""
 

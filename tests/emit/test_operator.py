@@ -248,3 +248,24 @@ def test_a_config_as_text() -> None:
     config = mamba2.Config(chunk=32, intra="bf16x2", segments=3)
     assert _operator._config(mamba2.Config, _operator._text(config)) == config
     assert _operator._config(mamba2.Config, _operator._text(None)) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"dt": None}, TypeError, r"mamba2: `dt`\[b t h\] is missing"),
+        ({"B": 1.0}, TypeError, "mamba2: `B` must be a torch.Tensor, got float"),
+        ({"dt_min": "0"}, TypeError, "mamba2: `dt_min` must be a number, got str"),
+        ({"config": mlstm.Config()}, TypeError, "mamba2: `config` must be a mamba2.Config, got Config"),
+        ({"config": 64}, TypeError, "mamba2: `config` must be a mamba2.Config, got int"),
+        ({"states_every": 64.0}, TypeError, "`states_every` must be a number of tokens, an int, got float"),
+        ({"states_every": 63}, ValueError, "`states_every` must be a multiple of the chunk"),
+        ({"C": torch.zeros(2, 70, 2, 16)}, ValueError, "`C`.* axis n is"),
+    ],
+)
+def test_mistakes(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    """A call that is differentiated is checked as any other."""
+    inputs = inputs_of("mamba2", tokens=70)
+    inputs["x"].requires_grad_()
+    with one_thread(), _runtime.launcher(launch), pytest.raises(error, match=message):
+        mamba2.forward(**{**inputs, **changed})

@@ -45,12 +45,13 @@ class Operator:
         self._layer, self._forward, self._configs, self._leader = layer, forward, configs, leader
         parameters = inspect.signature(forward).parameters.values()
         self._names = [p.name for p in parameters]
+        self._kinds = [KINDS[p.annotation] for p in parameters]
         required = [i for i in layer.inputs if i.default is None and not i.optional]
         self._specs = [*required, *(i for i in layer.inputs if i not in required)]
         scalars = len(self._specs) + len(layer.scalars)
         self._tensors = [*range(len(self._specs)), *range(scalars, scalars + len(layer.states))]
         """The places of the arguments that may be differentiated: inputs, then initial states."""
-        schema = ", ".join(f"{KINDS[p.annotation]} {p.name}" for p in parameters)
+        schema = ", ".join(f"{kind} {name}" for kind, name in zip(self._kinds, self._names, strict=True))
         values = len(layer.outputs) + 2 * len(layer.states)
         file = inspect.getfile(forward)
         name = f"{NAMESPACE}::{layer.name}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
@@ -70,6 +71,11 @@ class Operator:
     def call(self, *arguments: Any) -> tuple[Tensor, ...]:
         """`forward` of these arguments, all in its order: differentiable, one node for a compiler."""
         *before, every, config = arguments
+        known = config is None or isinstance(config, type(self._configs[_rt.F32]))
+        known = known and (every is None or type(every) is int)
+        if not known or not all(map(_fits, self._kinds, before)):  # a mistake, of which `forward` itself speaks better
+            with torch.no_grad():
+                return self._forward(**dict(zip(self._names, arguments, strict=True)))
         values: tuple[Tensor, ...] = self._operator(*before, every, _text(config))
         return values if every is not None else values[: -len(self._layer.states)]
 
@@ -186,6 +192,13 @@ class Operator:
                 axes = _axes(self._specs[place], sums[name]) if place < len(self._specs) else ()
                 sums[name][_cut.place_of(self._layer, slice(None), now, axes)] += gradient
         return [gradients.get(name) for name in passed]
+
+
+def _fits(kind: str, value: Any) -> bool:
+    """Whether a schema takes an argument: a tensor is one, a number too, and only what may be None is."""
+    if value is None:
+        return kind.endswith("?")
+    return isinstance(value, (int, float) if kind == "float" else Tensor)
 
 
 def _axes(spec: _rt.Input, x: Tensor | None) -> _rt.Axes:
