@@ -79,8 +79,10 @@ class Mixer(nn.Module):
         self.module = module_of(layer, str(spec))
         self.conv = importlib.import_module(".causal_conv", self.module.__package__)
         self.size = _sizes(layer, heads, groups, sizes or {})
-        if taps and taps not in self.conv.WIDTHS:
-            raise ValueError(f"taps must be 0 or from {self.conv.WIDTHS[0]} to {self.conv.WIDTHS[-1]}, got {taps}")
+        if type(width) is not int or width < 1:
+            raise ValueError(f"width must be a positive integer, got {width!r}")
+        if type(taps) is not int or (taps and taps not in self.conv.WIDTHS):
+            raise ValueError(f"taps must be 0 or from {self.conv.WIDTHS[0]} to {self.conv.WIDTHS[-1]}, got {taps!r}")
         out = layer.outputs[0]
         required = [t for t in layer.inputs if t.required]
         order = [*required, *(t for t in layer.inputs if not t.required)]
@@ -103,6 +105,7 @@ class Mixer(nn.Module):
 
     def forward(self, u: Tensor, *, cu_seqlens: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
         """u[b t width] -> [b t width]; with `cu_seqlens` or `seq_idx` of packed sequences, each on its own."""
+        _check(u, "b t width", self.into.in_features)
         gate, vectors, scalars = self._projected(u)
         if self.taps is not None and vectors.numel():
             vectors = self.conv.forward(
@@ -127,6 +130,7 @@ class Mixer(nn.Module):
     @torch.no_grad()
     def step(self, u: Tensor, cache: Cache) -> Tensor:
         """One token, u[b width] -> [b width], after those that `cache` is of; not differentiable."""
+        _check(u, "b width", self.into.in_features)
         gate, vectors, scalars = self._projected(u.unsqueeze(1))
         if cache.convolution is not None:
             vectors = self.conv.steps(cache.convolution, vectors, self.taps, self.taps_bias, activation="silu")
@@ -253,6 +257,12 @@ def _sizes(layer: Layer, heads: int, groups: int, given: Mapping[str, int]) -> d
     if heads % groups:
         raise ValueError(f"{layer.name}: {groups} groups do not divide {heads} heads")
     return size
+
+
+def _check(u: Tensor, axes: str, width: int) -> None:
+    """ValueError for an input of another rank or width."""
+    if u.dim() != len(axes.split()) or u.shape[-1] != width:
+        raise ValueError(f"`u` must be [{axes}] with width {width}, got shape {list(u.shape)}")
 
 
 def _before_softplus(shape: Sequence[int]) -> Tensor:

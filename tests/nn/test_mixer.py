@@ -110,11 +110,25 @@ def test_compiled() -> None:
         ({"taps": 9}, "taps must be 0 or from 2 to 8, got 9"),
         ({"taps": 1}, "taps must be 0 or from 2 to 8, got 1"),
         ({"groups": 0}, "axis `g` must be a positive integer, got 0"),
+        ({"taps": "4"}, "taps must be 0 or from 2 to 8, got '4'"),
+        ({"width": "24"}, "width must be a positive integer, got '24'"),
     ],
 )
 def test_bad_sizes(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mixer("mamba2", **options)
+
+
+def test_bad_input() -> None:
+    m = mixer("mamba2")
+    with pytest.raises(ValueError, match=r"`u` must be \[b t width\] with width 24, got shape \[2, 5, 9\]"):
+        m(tokens(2, 5, 9))
+    with pytest.raises(ValueError, match=r"`u` must be \[b width\] with width 24, got shape \[2, 1, 24\]"):
+        m.step(tokens(2, 1, 24), m.init_cache(2))
+    with pytest.raises(ValueError, match=r"`cache`.* must have shape \[2, .*got \[3, "):
+        m.step(tokens(2, 24), m.init_cache(3))
+    with pytest.raises(ValueError, match="`cu_seqlens` must begin at 0, never decrease, and end at 5"):
+        m(tokens(1, 5, 24), cu_seqlens=torch.tensor([0, 4]))
 
 
 def test_a_spec_with_a_mistake(tmp_path: Path) -> None:
