@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ._tuned import compiler_version
+
 FOLDER = "ssdgen"
 """In the folder of `CUDA_TILE_CACHE_DIR`."""
 INTERFACE = "1.7."
@@ -34,7 +36,7 @@ IMPORTED = time.time()
 @functools.cache
 def kept(kernel: Any) -> Any:
     """`kernel`, which from now on is looked for on disk before it is compiled, and kept there afterwards."""
-    if _cuda_tile().startswith(INTERFACE):
+    if compiler_version().startswith(INTERFACE):
         compile_now = kernel._compile
 
         def compile_kept(signature: Any, context: Any, compute_capability: tuple[int, int] | None = None) -> Any:
@@ -64,7 +66,7 @@ def place(
     options = sorted((k, v) for k, v in os.environ.items() if "CUDA_TILE" in k and not k.endswith("_DIR"))
     made_from = (
         text, kernel._pyfunc.__module__.rpartition(".")[2], kernel._pyfunc.__qualname__, signature.parameters,
-        signature.calling_convention, kernel._compiler_options, tuple(capability), _cuda_tile(), compiler, options,
+        signature.calling_convention, kernel._compiler_options, tuple(capability), compiler_version(), compiler, options,
     )  # fmt: skip
     return Path(cache) / FOLDER / hashlib.sha256(repr(made_from).encode()).hexdigest()
 
@@ -124,11 +126,6 @@ def _compiler() -> str | None:
         return subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-@functools.cache
-def _cuda_tile() -> str:
-    return importlib.metadata.version("cuda-tile")
 
 
 def _capability() -> tuple[int, int]:

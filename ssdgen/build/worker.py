@@ -24,6 +24,8 @@ from typing import Any
 from ssdgen.emit.support import _kept
 from ssdgen.ir.build import ITEMSIZE, Argument, ArrayArg, CompileRequest, ConstantArg, ScalarArg
 
+CACHE_VARIABLE = "CUDA_TILE_CACHE_DIR"
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -98,13 +100,19 @@ def _compile(request: CompileRequest) -> bytes:
     return file.getvalue()
 
 
+def cuda_tile_cache() -> Path | None:
+    """The folder of `cuda.tile`'s disk cache for processes started from here, as `cuda.tile` 1.7 finds it; None if off."""
+    base = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    chosen = os.environ.get(CACHE_VARIABLE, str(Path(base) / "cutile-python"))
+    return None if chosen.strip().lower() in ("0", "off", "none", "") else Path(chosen)
+
+
 def keep(kernel: Any, signature: Any, arch: str, cubin: bytes) -> None:
     """Put a compiled kernel where launches of its module look first, unless the cache of `cuda.tile` is off."""
-    from cutile_cache._env import get_cache_dir_from_env
-
     number = arch.removeprefix("sm_")
     capability = int(number[:-1]), int(number[-1])
-    path = _kept.place(kernel, signature, get_cache_dir_from_env(), capability)
+    cache = cuda_tile_cache()
+    path = _kept.place(kernel, signature, None if cache is None else str(cache), capability)
     if path is not None:
         _kept.write(path, signature.with_mangled_symbol(kernel._pyfunc.__name__).symbol, cubin)
 

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, combinations
-from typing import NoReturn
 
 from ssdgen.derive.adjoint_around_prover import Around
 from ssdgen.derive.adjoint_chunk_prover import ChunkProver
@@ -23,13 +22,14 @@ from ssdgen.derive.adjoint_keys import adjoint_keys, decay_key, keys
 from ssdgen.derive.adjoint_whole_prover import LENGTHS as WHOLE
 from ssdgen.derive.adjoint_whole_prover import Whole
 from ssdgen.derive.chain_rule import ChainRule, target_of
-from ssdgen.derive.proof import Proof, ProofError
+from ssdgen.derive.proof import Proof
 from ssdgen.derive.recurrence import names_of
+from ssdgen.derive.statements import Statements
 from ssdgen.ir.adjoint import Adjoint, Contribution, Gradient
 from ssdgen.ir.expr import DERIVATIVE_OPS, OPS, Apply, Axes, Expr, Ref, refs, to_text, walk
 
 
-class AdjointProver:
+class AdjointProver(Statements):
     """One proof: `prove` goes through the statements, and the first that fails raises ProofError."""
 
     def __init__(self, adjoint: Adjoint) -> None:
@@ -37,16 +37,10 @@ class AdjointProver:
         self.form = adjoint.form
         self.rec = adjoint.form.recurrence
         self.layer = self.rec.layer
-        self.statement = ""
 
     def prove(self) -> Proof:
         """Every statement, in order."""
-        proved = []
-        for statement, check in self.statements():
-            self.statement = statement
-            check()
-            proved.append(statement)
-        return Proof(self.layer.name, tuple(proved))
+        return self.prove_all(self.layer.name)
 
     def statements(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """What is proved and how; each may assume those before it."""
@@ -78,15 +72,6 @@ class AdjointProver:
         """The gradient of a read or an input for every choice."""
         for each in around:
             each.gradient(gradient)
-
-    def fail(self, detail: str) -> NoReturn:
-        """Refuse the adjoint by the statement that is being proved."""
-        raise ProofError(self.statement, detail)
-
-    def require(self, holds: bool, detail: str) -> None:
-        """Fail with `detail` unless `holds`."""
-        if not holds:
-            self.fail(detail)
 
     def names(self) -> None:
         """Names say what they are of; what is named by the form or the adjoint is there."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import NoReturn
 
 import sympy  # type: ignore[import-untyped]
 
-from ssdgen.derive.proof import Proof, ProofError
+from ssdgen.derive.proof import Proof
 from ssdgen.derive.recurrence import names_of
+from ssdgen.derive.statements import Statements
 from ssdgen.derive.step_prover import Point, StepProver, points
 from ssdgen.derive.symbolic import OPERATIONS, Symbolic, equal, pow2, sigmoid, thaw
 from ssdgen.ir.chunkform import ChunkForm, ChunkState, ChunkTerm, Read, Score
@@ -40,7 +40,7 @@ UNFOLDED = {
 """Operations as their definitions, so that exp(logsigmoid(x)) is sigmoid(x)."""
 
 
-class Prover:
+class Prover(Statements):
     """One proof: `prove` goes through the statements, and the first that fails raises ProofError."""
 
     def __init__(self, form: ChunkForm) -> None:
@@ -48,18 +48,12 @@ class Prover:
         self.layer = form.recurrence.layer
         self.lets = {let.name: let.value for let in self.layer.lets}
         self.signs = {t.name: t.range for t in self.layer.inputs} | {p.name: p.range for p in self.layer.params}
-        self.statement = ""
         self.unrolled: dict[tuple[str, int, Axes, tuple[int, ...]], Symbolic] = {}
         self.varies_in_time: set[Symbolic] = set()
 
     def prove(self) -> Proof:
         """Every statement, in order."""
-        proved = []
-        for statement, check in self.statements():
-            self.statement = statement
-            check()
-            proved.append(statement)
-        return Proof(self.layer.name, tuple(proved))
+        return self.prove_all(self.layer.name)
 
     def statements(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """What is proved and how; each may assume those before it."""
@@ -94,15 +88,6 @@ class Prover:
         weight = self.form.weight(term.weight).value
         vectors = " (x) ".join(f"({v}){lag}" for v in (term.row, term.column) if v is not None)
         return vectors if weight == ONE else f"({weight}) {vectors}"
-
-    def fail(self, detail: str) -> NoReturn:
-        """Refuse the form by the statement that is being proved."""
-        raise ProofError(self.statement, detail)
-
-    def require(self, holds: bool, detail: str) -> None:
-        """Fail with `detail` unless `holds`."""
-        if not holds:
-            self.fail(detail)
 
     def require_equal(self, left: Symbolic, right: Symbolic, what: str) -> None:
         """Fail unless two values are equal."""

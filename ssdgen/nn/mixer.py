@@ -17,7 +17,6 @@ import importlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +29,7 @@ from ssdgen import pipeline
 from ssdgen.build.store import folder_in_cache
 from ssdgen.ir.layer import Interval, Layer
 from ssdgen.ir.layer import Tensor as Input
+from ssdgen.plan.names import arguments
 from ssdgen.run.inputs import uses_of
 from ssdgen.run.load import kept, load_file
 from ssdgen.spec import load_source, read_layer
@@ -84,9 +84,7 @@ class Mixer(nn.Module):
         if type(taps) is not int or (taps and taps not in self.conv.WIDTHS):
             raise ValueError(f"taps must be 0 or from {self.conv.WIDTHS[0]} to {self.conv.WIDTHS[-1]}, got {taps!r}")
         out = layer.outputs[0]
-        required = [t for t in layer.inputs if t.required]
-        order = [*required, *(t for t in layer.inputs if not t.required)]
-        self.arguments = {t.name: a for t, a in zip(order, signature(self.module.forward).parameters, strict=False)}
+        self.arguments = arguments(layer)
         self.places = {i.name: i.axes for i in self.module.LAYER.inputs} | dict(self.module.LAYER.outputs)
         projected = [t for t in layer.inputs if layer.time in t.axes]
         self.vectors = [t for t in projected if t.required and len(self._per_token(t)) > 1]
@@ -159,16 +157,16 @@ class Mixer(nn.Module):
 
     def _named(self, gate: Tensor, vectors: Tensor, scalars: Tensor) -> dict[str, Tensor]:
         """The arguments of the recurrence."""
-        arguments = {self.arguments[name]: self._ranged(name) for name in self.recurrence}
+        named = {self.arguments[name]: self._ranged(name) for name in self.recurrence}
         for inputs, together in ((self.vectors, vectors), (self.scalars, scalars)):
             pieces = torch.split(together, [self._channels(t) for t in inputs], 2) if inputs else ()
             for t, x in zip(inputs, pieces, strict=True):
                 if t in self.scalars:
                     x = x.float() + self.biases[t.name] if t.name in self.biases else x.float()
-                arguments[self.arguments[t.name]] = self._placed(t, within(x, t.range))
+                named[self.arguments[t.name]] = self._placed(t, within(x, t.range))
         if self.gate is not None:
-            arguments[self.arguments[self.gate.name]] = self._placed(self.gate, gate)
-        return arguments
+            named[self.arguments[self.gate.name]] = self._placed(self.gate, gate)
+        return named
 
     def _placed(self, t: Input, x: Tensor) -> Tensor:
         """A projected input [b t ...] in the shape and order of its array."""

@@ -21,15 +21,13 @@ from ssdgen.run.cases import can_be_absent, sizes_for
 from ssdgen.run.checks import BOUNDS, Expected, bound, compare
 from ssdgen.run.inputs import DTYPES, Case, Inputs, draw, in_order_of_equations, takes
 from ssdgen.run.reference import reference
+from ssdgen.run.steps import Within
 
 BLOCKS = 17
 """Chunks of the longest trial: one more than the gradient takes at a time where kernels run."""
 
 FLOAT32 = 1e-4
 """The bound of a gradient that float32 computes: where steps and decays are summed over all tokens, terms cancel."""
-
-Run = Callable[[Callable[[], Any]], Any]
-"""Runs a call where a gate runs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +40,14 @@ class Trial:
 
 
 def gradient_checks(
-    gate: Gate, plan: Plan, forward: Callable[..., Any], run: Run, device: str = "cpu"
+    gate: Gate, plan: Plan, forward: Callable[..., Any], within: Within, device: str = "cpu"
 ) -> Iterator[Check]:
     """The checks of every trial, one a gradient."""
     for trial in trials(gate, plan):
         inputs = draw(plan.form.recurrence.layer, trial.case, device)
         wanted = truth(plan, inputs, trial, gate)
         try:
-            got = run(partial(differentiated, plan, inputs, trial, forward))
+            got = within(partial(differentiated, plan, inputs, trial, forward))
         except (ValueError, TypeError, RuntimeError) as error:
             note = " ".join(f"{type(error).__name__}: {error}".split())
             yield Check(trial.name, gate, math.inf, 0.0, passed=False, note=note)

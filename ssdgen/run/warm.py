@@ -22,14 +22,14 @@ from types import ModuleType
 
 import torch
 
-from ssdgen.build.worker import Compiled
+from ssdgen.build.worker import Compiled, cuda_tile_cache
 from ssdgen.diagnostics import UserError
 from ssdgen.files import make_folder
 from ssdgen.ir.build import CompileRequest
 from ssdgen.ir.layer import Dtype
 from ssdgen.run.load import load_file
 from ssdgen.run.recorded import Call, StepCall, blank, record, record_step, takes_packed
-from ssdgen.run.tune.compile import Compiler, cuda_tile_cache
+from ssdgen.run.tune.compile import Compiler
 from ssdgen.run.tune.device import H200, Device, assumed, here
 from ssdgen.run.tune.remote import Died, Remote, serve
 

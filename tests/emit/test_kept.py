@@ -85,6 +85,26 @@ def test_found_without_the_compiler(
         fresh(module)._compile(signature_of(other), here, SM_90)
 
 
+def test_where_the_files_lie_does_not_matter(
+    module: ModuleType, request_of_kernel: CompileRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the folder in another place finds the same kernels; one of another text does not."""
+    folder = Path(str(module.__file__)).parent
+    places = []
+    for name in ("copied_for_kept", "changed_for_kept"):
+        shutil.copytree(folder, tmp_path / name)
+        if name.startswith("changed"):
+            (tmp_path / name / "_tiles.py").write_text((folder / "_tiles.py").read_text() + "\n")
+            os.utime(tmp_path / name / "_tiles.py", (1e9, 1e9))
+        copy = importlib.import_module(f"{name}.mamba2")
+        monkeypatch.setitem(sys.modules, f"{name}.mamba2", copy)
+        places.append(_kept.place(getattr(copy, KERNEL), signature_of(request_of_kernel), str(tmp_path), SM_90))
+    here = _kept.place(getattr(module, KERNEL), signature_of(request_of_kernel), str(tmp_path), SM_90)
+    assert here is not None
+    assert places[0] == here
+    assert places[1] not in (None, here)
+
+
 def test_a_broken_file_is_compiled_again(module: ModuleType, request_of_kernel: CompileRequest, tmp_path: Path) -> None:
     here, signature = context(tmp_path / "cache"), signature_of(request_of_kernel)
     first = fresh(module)._compile(signature, here, SM_90)

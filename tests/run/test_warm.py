@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from ssdgen import pipeline
+from ssdgen.build.worker import cuda_tile_cache
 from ssdgen.diagnostics import UserError
 from ssdgen.emit.package import package
 from ssdgen.files import write_all
 from ssdgen.run.load import load_file
 from ssdgen.run.recorded import Call, blank, record
-from ssdgen.run.tune.compile import Compiler, cuda_tile_cache
+from ssdgen.run.tune.compile import Compiler
 from ssdgen.run.tune.device import H200
 from ssdgen.run.warm import calls_of, launched, module_path, near, step_calls_of, stepped, warm
 

@@ -137,7 +137,7 @@ def run(
         if sequences.kept is not None:
             size = {**size, layer.time: sequences.kept.shape[1]}
     outputs = output_memory(layer, inputs, size, sequences)
-    finals = _finals(layer, inputs, states, size, sequences)
+    finals = final_memory(layer, inputs, states, size, sequences)
     kept = _blocks.memory(layer, size, every, sequences is not None, outputs[0])
     blocks = functools.partial(_blocks.passed, layer, kept, every)
     if not size[layer.batch] or not size[layer.time]:
@@ -187,7 +187,7 @@ def output_memory(
     return out
 
 
-def _finals(
+def final_memory(
     layer: _rt.Layer,
     inputs: Sequence[Tensor | None],
     states: Sequence[Tensor | None],

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cut
+from . import _blocks, _cut
 from . import _runtime as _rt
 
 KINDS = {
@@ -104,13 +104,9 @@ class Operator:
         given = dict(zip((s.name for s in self._specs), arguments, strict=False))
         outputs = _cut.output_memory(layer, [given[i.name] for i in layer.inputs], size, None)
         dtype = _rt.widest(list(given.values()))
-        finals, kept = [], []
-        for axes in layer.states.values():
-            shape = [size[_rt.SEQUENCE if a == layer.batch else a] for a in axes]
-            finals.append(outputs[0].new_empty(shape, dtype=dtype))
-            blocks = [0] if every is None else [size[axes[0]], size[layer.time] // every, *(size[a] for a in axes[1:])]
-            kept.append(outputs[0].new_empty(blocks, dtype=_rt.F32 if every is None else dtype))
-        return (*outputs, *finals, *kept)
+        finals = _cut.final_memory(layer, outputs, [None] * len(layer.states), size, None)
+        kept = _blocks.memory(layer, size, every, False, outputs[0]) or [f.new_empty(0) for f in finals]
+        return (*outputs, *(x.to(dtype) for x in finals), *(x.to(_rt.F32 if every is None else dtype) for x in kept))
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         tensors = [x if isinstance(x, Tensor) else None for x in inputs]

@@ -14,20 +14,11 @@ from types import TracebackType
 
 from ssdgen.build.pool import Pool
 from ssdgen.build.store import compiler_versions
-from ssdgen.build.worker import Answer
+from ssdgen.build.worker import CACHE_VARIABLE, Answer
 from ssdgen.ir.build import CompileRequest
 
 TIMEOUT = 30.0
 """Seconds after which a kernel counts as one that does not compile."""
-
-CACHE_VARIABLE = "CUDA_TILE_CACHE_DIR"
-
-
-def cuda_tile_cache() -> Path | None:
-    """The folder of `cuda.tile`'s disk cache for processes started from here, as `cuda.tile` 1.7 finds it; None if off."""
-    base = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-    chosen = os.environ.get(CACHE_VARIABLE, str(Path(base) / "cutile-python"))
-    return None if chosen.strip().lower() in ("0", "off", "none", "") else Path(chosen)
 
 
 class Compiler:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ssdgen.build.store import folder_in_cache
+from ssdgen.build.worker import CACHE_VARIABLE
 from ssdgen.diagnostics import UserError
 from ssdgen.emit.support._tuned import Entry, Key, compiler_version, dtype_names, shape_of
 from ssdgen.ir.chunkform import ChunkForm
@@ -19,7 +20,7 @@ from ssdgen.plan.names import key_inputs
 from ssdgen.plan.shapes import check_dtype, check_optional, sizes_of
 from ssdgen.run.inputs import Case, dtype_of
 from ssdgen.run.recorded import Call
-from ssdgen.run.tune.compile import CACHE_VARIABLE, Compiler
+from ssdgen.run.tune.compile import Compiler
 from ssdgen.run.tune.device import H200, Device
 from ssdgen.run.tune.measure import Measurer, probed
 from ssdgen.run.tune.prune import Estimate, Removed, compiled_badly, estimated
