@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -128,7 +128,11 @@ class Operator:
         """The gradients of `tensors` by name, for those that arrive at outputs, final and kept states."""
         named = self._arguments(given)
         # a tracer leaves sizes open, by which no table of configurations can be searched
-        named["config"] = named["config"] or self._configs.get(named[self._leader].dtype, self._configs[_rt.F32])
+        config = named["config"] or self._configs.get(named[self._leader].dtype, self._configs[_rt.F32])
+        every = named["states_every"]
+        if every is not None:  # kept states are at ends of chunks of the forward pass, which may be shorter
+            config = replace(config, chunk=min(config.chunk, every & -every))
+        named["config"] = config
         sums = {name: torch.zeros_like(named[name], dtype=_rt.widest((named[name],))) for name in tensors}
         packed = any(named[name] is not None for name in ("cu_seqlens", "seq_idx", "mask"))
         if packed or not self._sizes(given)[self._layer.time]:

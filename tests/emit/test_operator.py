@@ -269,3 +269,14 @@ def test_mistakes(changed: dict[str, Any], error: type[Exception], message: str)
     inputs["x"].requires_grad_()
     with one_thread(), _runtime.launcher(launch), pytest.raises(error, match=message):
         mamba2.forward(**{**inputs, **changed})
+
+
+def test_kept_states_of_a_shorter_chunk_than_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tuning table may have chosen one: states at multiples of 96 tokens are at no end of chunks of 64."""
+    inputs = inputs_of("mamba2")
+    short = mamba2.Config(chunk=32, scores="tf32", carried="tf32", intra="tf32", state="tf32")
+    chosen = lambda layer, config, configs, **key: config or short  # noqa: E731
+    monkeypatch.setattr(mamba2._tuned, "chosen", chosen)
+    inputs["states_every"] = 96
+    got = emulated(mamba2.forward, inputs, weighted(slice(2, 3)))
+    compare(got, gradients(mamba2.forward, inputs, weighted(slice(2, 3)), torch.float64))
