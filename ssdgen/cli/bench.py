@@ -140,6 +140,9 @@ def ablation(
 
 @bench.command()
 def growth(
+    along: Annotated[
+        str, typer.Option(metavar="AXES", help="t (tokens), n (state channels), h (heads), b (batch), by commas.")
+    ] = "t,n,h,b",
     out: Out = None,
     peers: Peers = "TileGym chunk 64,mamba_ssm",
     rounds: Rounds = 15,
@@ -149,18 +152,20 @@ def growth(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Time a token along sequence, state, heads and batch, and where it bends."""
+    """Time a token along sequence, state, heads and batch, one after the other, and where it bends."""
     from ssdgen.run.bench.environment import environment
+    from ssdgen.run.bench.growth import AXES
     from ssdgen.run.bench.growth import growth as measured
     from ssdgen.run.bench.measure import CudaMeter
     from ssdgen.run.bench.rows import DEFAULT
 
+    axes = {axis: AXES[axis] for axis in several(along, AXES, "--along")}
     subject = _subject(peers, {DEFAULT: {}})
     save = _saver(out)
     with progress("bench growth") as step:
         document = measured(
             subject, CudaMeter(), environment(_command()), _effort(rounds, seconds, workers), winners,
-            progress=step, save=save,
+            axes=axes, progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)
 

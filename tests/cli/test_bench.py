@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ssdgen.cli.bench_table import as_text, tables
-from ssdgen.run.bench.rows import OURS, to_json
+from ssdgen.run.bench.rows import OURS, Document, to_json
 from ssdgen.run.bench.shapes import SHAPES
 from tests.cli.conftest import Command
 from tests.run.bench import made
@@ -44,6 +44,24 @@ def test_an_unknown_peer(ssdgen: Command, command: str) -> None:
     assert result.code == 1
     assert "--peers knows no `cudnn`" in result.err
     assert "mamba_ssm" in result.err
+
+
+def test_growth_along_some_axes(ssdgen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    studied: list[str] = []
+
+    def measured(*arguments: Any, axes: dict[str, Any], **keywords: Any) -> Document:
+        studied.extend(axes)
+        return made.growth()
+
+    monkeypatch.setattr("ssdgen.run.bench.growth.growth", measured)
+    monkeypatch.setattr("ssdgen.run.bench.environment.environment", lambda command: made.ENVIRONMENT)
+    monkeypatch.setattr("ssdgen.cli.bench._subject", lambda peers, plans: None)
+    assert ssdgen("bench", "growth", "--along", "n,h").code == 0
+    assert studied == ["n", "h"]
+    result = ssdgen("bench", "growth", "--along", "n,q")
+    assert result.code == 1
+    assert "--along knows no `q`" in result.err
+    assert "some of t, n, h, b" in result.err
 
 
 def test_a_step_is_one_token(ssdgen: Command) -> None:
