@@ -214,7 +214,7 @@ def _checked(stepper: Stepper, inputs: Inputs, wanted: tuple[torch.Tensor, torch
 def _after(layer: Layer, module: ModuleType, meter: Meter, environment: Environment, tokens: int, device: str) -> Scale:
     """The step after a context of so many tokens: its time, with sets as in the rows above, and what STEPS of them allocate."""
     shape = replace(SHAPES[0], t=tokens)
-    _, state = module.forward(**draw(layer, case_of(layer, shape, 0), device, device).keywords())
+    state = module.forward(**draw(layer, case_of(layer, shape, 0), device, device).keywords())[1]
     number = _sets(SHAPES[0], torch.float32, environment)
     one = step_inputs(layer, SHAPES[0], torch.float32, device)
     sets = [replace(one, states={"S": state.clone()}) for _ in range(number)]

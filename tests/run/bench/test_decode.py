@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -84,6 +85,26 @@ def test_a_whole_run(monkeypatch: pytest.MonkeyPatch, one_round: None, tmp_path:
     file = tmp_path / "decode.json"
     file.write_text(to_json(document))
     assert read_document(file) == document == saved[-1]
+
+
+def test_nothing_of_the_context_but_its_state_is_there_while_steps_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes away among the steps would count as memory that they give back."""
+    forward = mamba2.forward
+    outputs: list[weakref.ref[torch.Tensor]] = []
+
+    class Checked(FakeMeter):
+        def capture(self, *arguments: Any) -> Any:
+            assert all(y() is None for y in outputs)
+            return super().capture(*arguments)
+
+    def noted(**named: Any) -> Any:
+        y, state = forward(**named)
+        outputs.append(weakref.ref(y))
+        return y, state
+
+    monkeypatch.setattr(mamba2, "forward", noted)
+    decode(LAYER, mamba2, Checked(), NOTHING_IN_L2, 5, 100.0, shapes=(), contexts=(3,), peers=(), device="cpu")
+    assert len(outputs) == 1
 
 
 def test_a_wrong_step_gets_no_time(monkeypatch: pytest.MonkeyPatch, one_round: None) -> None:
