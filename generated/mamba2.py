@@ -518,14 +518,14 @@ def _segmented(
     ).unbind()
     # shared_scores[b g t t]: C . B of each token and those before it in a chunk, over the key's scale
     shared_scores = torch.empty(
-        (cut.lanes, size_g, cut.slots * config.chunk if shared else 1, config.chunk),
+        (cut.lanes, size_g, cut.slots * config.chunk if shared else 4, config.chunk),
         dtype=_rt.stored_scores(config.intra),
         device=x.device,
     )
     # shared_scores_scale[b g t]: the largest of a key's scores, which those are divided by
     # shared_scores_own[b g t]: the score of a token with itself, which is not among the others
     shared_scores_scale, shared_scores_own = torch.empty(
-        (2, cut.lanes, size_g, cut.slots * config.chunk if shared else 1), dtype=torch.float32, device=x.device
+        (2, cut.lanes, size_g, cut.slots * config.chunk if shared else 4), dtype=torch.float32, device=x.device
     ).unbind()
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
     S_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=x.device)

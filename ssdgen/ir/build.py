@@ -64,9 +64,15 @@ Argument = ArrayArg | ScalarArg | ConstantArg
 
 
 def array_arg(
-    name: str, dtype: Element, shape: Sequence[int], strides: Sequence[int] | None = None, wide: bool = False
+    name: str,
+    dtype: Element,
+    shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    wide: bool = False,
+    start: int = 0,
 ) -> ArrayArg:
-    """The class an aligned array of `shape` falls into; `strides`, in elements, are those of a contiguous one if None.
+    """The class an array of `shape` falls into; `strides`, in elements, are those of a contiguous one if None, and it begins
+    `start` elements behind an aligned address.
 
     The rules are those of `cuda.tile` 1.7 at a launch. Raises ValueError for strides of another rank than the shape.
     """
@@ -81,6 +87,7 @@ def array_arg(
         lengths=tuple("1" if n == 1 else "16" if n % 16 == 0 else "any" for n in shape),
         strides=tuple("1" if s == 1 else "16" if s * size % 16 == 0 else "any" for s in strides),
         overlaps=_overlaps(shape, strides),
+        aligned=start * size % 16 == 0,
         wide=wide,
     )
 

@@ -26,6 +26,8 @@ from ssdgen.plan.walk import WalkBuilder, tile_constant
 ROLE = "group_scores"
 FIELD = "share_scores_from"
 """The field of the emitted Config that says from how many heads a group on it pays."""
+UNSHARED = 4
+"""Rows of a buffer that no kernel uses: two buffers are one allocation, and the second begins at a multiple of 16 bytes."""
 
 
 def product_key(score: Score) -> str:
@@ -134,10 +136,10 @@ def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
 
 
 def group_workspaces(form: ChunkForm, score: Score) -> tuple[Workspace, ...]:
-    """The buffers of the product of `score`, padded to whole chunks; of one row where heads are not to share."""
+    """The buffers of the product of `score`, padded to whole chunks; of UNSHARED rows where heads are not to share."""
     parameter = scores_parameter(form, score)
     group = parameter.axes[1]
-    shape = ("cut.lanes", f"size_{group}", "cut.slots * config.chunk if shared else 1")
+    shape = ("cut.lanes", f"size_{group}", f"cut.slots * config.chunk if shared else {UNSHARED}")
     notes = {"scale": "the largest of a key's scores, which those are divided by"}
     if reads_itself(form, score):
         notes["own"] = "the score of a token with itself, which is not among the others"

@@ -191,7 +191,8 @@ def _arguments(kernel: Any, arguments: tuple[Any, ...]) -> Iterator[Argument]:
     for parameter, value in zip(parameters.values(), arguments, strict=True):
         if isinstance(value, torch.Tensor):
             wide = "Int64" in str(parameter.annotation)
-            yield array_arg(parameter.name, ELEMENTS[value.dtype], tuple(value.shape), value.stride(), wide)
+            shape, strides, start = tuple(value.shape), value.stride(), int(value.storage_offset())
+            yield array_arg(parameter.name, ELEMENTS[value.dtype], shape, strides, wide, start)
         elif "Constant" in str(parameter.annotation):
             yield ConstantArg(parameter.name, value)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -15,8 +16,9 @@ from ssdgen.build.worker import cuda_tile_cache
 from ssdgen.diagnostics import UserError
 from ssdgen.emit.package import package
 from ssdgen.files import write_all
+from ssdgen.ir.build import ArrayArg
 from ssdgen.run.load import load_file
-from ssdgen.run.recorded import Call, blank, record
+from ssdgen.run.recorded import Call, blank, record, recording
 from ssdgen.run.tune.compile import Compiler
 from ssdgen.run.tune.device import H200
 from ssdgen.run.warm import calls_of, launched, module_path, near, step_calls_of, stepped, warm
@@ -74,6 +76,25 @@ def test_what_a_call_of_any_length_launches_is_compiled(mamba2: ModuleType) -> N
         for present, initial in itertools.product(((), ("z",)), (False, True)):
             call = Call({**SIZES, "t": tokens}, "bf16", present, (("D", 1), ("dt_bias", 0)), initial)
             assert {launch.request for launch in record(mamba2, call, config)} <= warmed, tokens
+
+
+@pytest.mark.parametrize("share", [0, 4])
+def test_arrays_begin_at_multiples_of_16_bytes(mamba2: ModuleType, share: int) -> None:
+    """For any number of groups, so that kernels are compiled for one class of addresses."""
+    config = replace(mamba2.CONFIGS[torch.bfloat16], share_scores_from=share)
+    for b, g in ((1, 1), (3, 1), (1, 2)):
+        for launch in record(mamba2, Call({**SIZES, "b": b, "g": g}, "bf16"), config):
+            arrays = [a for a in launch.request.signature if isinstance(a, ArrayArg)]
+            assert all(a.aligned for a in arrays), launch.request.kernel
+
+
+def test_an_input_that_begins_elsewhere_is_another_class(mamba2: ModuleType) -> None:
+    arguments = blank(mamba2, Call(SIZES, "bf16", (), (("D", 1), ("dt_bias", 0))))
+    arguments["A"] = (-torch.ones(SIZES["h"] + 1))[1:]
+    with recording(mamba2) as launches, torch.no_grad():
+        mamba2.forward(**arguments)
+    classes = {a.name: a.aligned for a in launches[0].request.signature if isinstance(a, ArrayArg)}
+    assert {name for name, aligned in classes.items() if not aligned} == {"A"}
 
 
 def test_blank_tensors_pass_the_modules_own_checks(mamba2: ModuleType) -> None:
