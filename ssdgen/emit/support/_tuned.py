@@ -318,12 +318,14 @@ class Rule:
     """A field's value where nothing was measured.
 
     `value` gets the default's value, the shape and the number of multiprocessors; `name` may end with `*`, which stands
-    for an axis whose length it then gets as well (None if the call has no such axis).
+    for an axis whose length it then gets as well (None if the call has no such axis). A rule with `beside` is for modules
+    whose Config has that field too.
     """
 
     name: str
     value: Callable[[Any, Shape, int, int | None], Any]
     reason: str
+    beside: str = ""
 
 
 def _no_longer(value: int, axis: int | None) -> int:
@@ -336,19 +338,56 @@ def _widest(shape: Shape) -> int:
     return max((length for _, length in shape.channels), default=1)
 
 
+SHARING = 16
+"""Heads a group from which they share scores that are short."""
+
+
+def _by_width(value: Any, shape: Shape, *, narrow: Any = None, wide: Any = None, between: Any = None) -> Any:
+    """What fits the longest axis: at most 64, more than 128, and else; `value` for None."""
+    found = narrow if _widest(shape) <= 64 else wide if _widest(shape) > 128 else between
+    return value if found is None else found
+
+
+def _walked(name: str, value: Callable[[Any, Shape], Any], reason: str) -> Rule:
+    """A rule for the plan whose walks of segments were timed on an H200, in bf16."""
+    return Rule(name, lambda v, s, sms, axis: value(v, s), reason, beside="segments")
+
+
 RULES: tuple[Rule, ...] = (
     Rule("tile_*", lambda v, s, sms, axis: _no_longer(v, axis), "a tile longer than its axis computes padding"),
     Rule("state_tile_*", lambda v, s, sms, axis: _no_longer(v, axis), "a tile longer than its axis computes padding"),
-    Rule(
+    _walked(
         "share_scores_from",
-        lambda v, s, sms, axis: 0 if _widest(s) > 128 else v,
-        "scores of long products take longer to read than to make: 253 us instead of 304 at 4,16384,8,1,64,256 on an H200",
+        lambda v, s: _by_width(v, s, narrow=v and max(v, SHARING), wide=0),
+        "long scores take longer to read than to make, short ones unless many heads read them: unshared 253 us instead of 304"
+        " at 4,16384,8,1,64,256 and 118 instead of 125 at 4,16384,8,1,64,64, but 228 instead of 207 at 4,7168,40,1,64,64",
     ),
-    Rule(
+    _walked(
+        "latency_x",
+        lambda v, s: _by_width(v, s, narrow=5, wide=8),
+        "with the next three 201 us instead of 251 at 4,16384,8,1,64,256, 111 instead of 118 at 4,16384,8,1,64,64",
+    ),
+    _walked(
+        "latency_B", lambda v, s: _by_width(v, s, narrow=4 if s.per_group < SHARING else 1, wide=4), "see latency_x"
+    ),
+    _walked(
+        "latency_C", lambda v, s: _by_width(v, s, narrow=4 if s.per_group < SHARING else 1, wide=3), "see latency_x"
+    ),
+    _walked(
         "latency_scores",
-        lambda v, s, sms, axis: max(v, 4) if _widest(s) <= 64 else v,
-        "beside narrow tiles there is room to load scores earlier: 130 us instead of 138 at 4,16384,8,1,64,64 on an H200",
+        lambda v, s: _by_width(v, s, narrow=3),
+        "with the three before 207 us instead of 224 at 4,7168,40,1,64,64, where scores are shared",
     ),
+    _walked(
+        "state_latency_x", lambda v, s: _by_width(v, s, wide=1), "with the next 1.4 % at five shapes of 256 columns"
+    ),
+    _walked("state_latency_B", lambda v, s: _by_width(v, s, wide=1), "see state_latency_x"),
+    _walked(
+        "occupancy_group_scores",
+        lambda v, s: _by_width(v, s, between=3),
+        "with the next 2.3 % at ten shapes of 128 columns: 86.6 us instead of 90.1 at 8,2048,24,1,64,128",
+    ),
+    _walked("warps_group_scores", lambda v, s: _by_width(v, s, between=8), "see occupancy_group_scores"),
 )
 """Each rule changes one field, or one for each axis; later ones see what earlier ones made of the default. A field that a
 module's Config lacks is no error: one list serves all modules."""
@@ -361,6 +400,8 @@ def heuristic(default: ConfigType, shape: Shape, sms: int, rules: Sequence[Rule]
     values = {f.name: getattr(default, f.name) for f in fields(default)}  # type: ignore[arg-type]
     axes = dict(shape.channels)
     for rule in rules:
+        if rule.beside and rule.beside not in values:
+            continue
         stem = rule.name.removesuffix("*")
         names = [rule.name] if stem == rule.name else [f"{stem}{axis}" for axis in axes]
         for name in names:

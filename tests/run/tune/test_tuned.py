@@ -263,7 +263,21 @@ class SharingConfig:
     """Fields of a Config about scores."""
 
     share_scores_from: int = 4
+    latency_x: int = 3
+    latency_B: int = 2
+    latency_C: int = 2
     latency_scores: int = 2
+    occupancy_group_scores: int = 4
+    warps_group_scores: int = 0
+
+
+@dataclass(frozen=True)
+class WalkConfig(SharingConfig):
+    """Of the plan that walks segments."""
+
+    segments: int = 0
+    state_latency_x: int = 2
+    state_latency_B: int = 2
 
 
 def test_the_heuristic_fits_tiles_to_axes_and_keeps_the_rest() -> None:
@@ -273,13 +287,23 @@ def test_the_heuristic_fits_tiles_to_axes_and_keeps_the_rest() -> None:
 
 
 def test_the_heuristic_for_wide_and_narrow_states() -> None:
-    """What an H200 was faster with: long scores are made where they are used, and short ones loaded earlier."""
-    default = SharingConfig()
-    wide, narrow = (Shape(32, 16384, 8, (("n", n), ("p", 64))) for n in (256, 64))
-    assert _tuned.heuristic(default, wide, 132) == SharingConfig(share_scores_from=0)
-    assert _tuned.heuristic(default, narrow, 132) == SharingConfig(latency_scores=4)
-    assert _tuned.heuristic(default, replace(wide, channels=(("n", 128), ("p", 64))), 132) == default
-    assert _tuned.heuristic(SharingConfig(latency_scores=6), narrow, 132) == SharingConfig(latency_scores=6)
+    """What an H200 was faster with: scores are made where they are used, short ones unless many heads share them."""
+    default = WalkConfig()
+    wide, middle, narrow = (Shape(32, 16384, 8, (("n", n), ("p", 64))) for n in (256, 128, 64))
+    many = replace(narrow, per_group=16)
+    found = {shape: _tuned.heuristic(default, shape, 132) for shape in (wide, middle, narrow, many)}
+    assert found[wide] == WalkConfig(
+        share_scores_from=0, latency_x=8, latency_B=4, latency_C=3, state_latency_x=1, state_latency_B=1
+    )
+    assert found[middle] == WalkConfig(occupancy_group_scores=3, warps_group_scores=8)
+    assert found[narrow] == WalkConfig(share_scores_from=16, latency_x=5, latency_B=4, latency_C=4, latency_scores=3)
+    assert found[many] == WalkConfig(share_scores_from=16, latency_x=5, latency_B=1, latency_C=1, latency_scores=3)
+    assert _tuned.heuristic(replace(default, share_scores_from=0), narrow, 132).share_scores_from == 0, "never stays"
+
+
+def test_other_plans_keep_their_latencies() -> None:
+    for n in (64, 128, 256):
+        assert _tuned.heuristic(SharingConfig(), Shape(32, 16384, 8, (("n", n), ("p", 64))), 132) == SharingConfig()
 
 
 def test_a_rule_is_one_line() -> None:
