@@ -15,6 +15,7 @@ from ssdgen.build.store import cache_folder
 from ssdgen.emit.support._tuned import parse
 from ssdgen.run.tune import remote
 from tests.cli.conftest import Command
+from tests.run.tune.fake import only_tiles_by_rule
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -109,6 +110,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["ssdgen.run.tune.tune"], "Compiler", Compiler)
     start = "import sys; sys.path[:] = sys.argv[1:]; from tests.run.tune.fake import main; main()"
     monkeypatch.setattr(remote, "START", start)
+    only_tiles_by_rule(monkeypatch)
 
 
 @pytest.mark.usefixtures("gpu")
