@@ -19,6 +19,7 @@ from ssdgen.ir.expr import Axes, Expr, Ref
 from ssdgen.ir.schedule import PlanName, Product, Side
 
 if TYPE_CHECKING:
+    from ssdgen.ir.gradients import GradientPlan
     from ssdgen.ir.portable import Portable, PortableStep
 
 KEY = "t'"
@@ -26,6 +27,9 @@ KEY = "t'"
 
 CHUNKS = "chunk'"
 """The axis of the chunks of a sequence, along which entry states are stored; no name of a spec has a prime."""
+
+SHARES = "share'"
+"""The axis of the blocks that the heads of a group are shared out to, along which their parts of a gradient are stored."""
 
 SEGMENTS = "segment'"
 """The axis of the segments that a sequence is cut into, along which their end states are stored."""
@@ -37,8 +41,8 @@ TILE_OPS: dict[str, int] = {"float32": 1, "where": 3, "ge": 2, "gt": 2, "lt": 2,
 """Operations that occur in plans only, beside those of `ssdgen.ir.expr.OPS`."""
 
 Role = Literal[
-    "input", "initial", "workspace", "table", "output", "final", "prefixes", "state", "kept", "slots", "scalar", "constant",
-    "flag",
+    "input", "initial", "arriving", "workspace", "table", "output", "gradient", "final", "prefixes", "state", "kept", "slots",
+    "scalar", "constant", "flag",
 ]  # fmt: skip
 
 
@@ -48,11 +52,12 @@ class Parameter:
 
     Arrays (input, initial state, workspace, table of packed sequences, output, final state, `prefixes`: states at the ends of
     blocks of tokens; of steps the `state` that is updated in place, what it is before each token, `kept`, and the `slots` of
-    a pool) have `axes`, in the order of the array's dimensions, and a `dtype`: a fixed one, or `like NAME` for that of an
-    input. `scalar` is a number passed at run time (f32 or i32), `constant` an int and `flag` a bool that specialise the
-    kernel. `argument` is the layer's name for what the host passes, a workspace, a config field, or what a flag asks for;
-    with `per_head` that tensor is passed with its group axis, at this dimension, repeated to one entry a head. An array that
-    only code under a flag reads may be a stand-in when the flag is not set.
+    a pool; of gradients those `arriving` at outputs, and the `gradient` of an input) have `axes`, in the order of the array's
+    dimensions, and a `dtype`: a fixed one, or `like NAME` for that of an input. `scalar` is a number passed at run time (f32
+    or i32), `constant` an int and `flag` a bool that specialise the kernel. `argument` is the layer's name for what the host
+    passes, a workspace, a config field, or what a flag asks for; with `per_head` that tensor is passed with its group axis,
+    at this dimension, repeated to one entry a head. An array that only code under a flag reads may be a stand-in when the
+    flag is not set.
     """
 
     name: str
@@ -113,10 +118,11 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Cumsum:
-    """target = inclusive running sum of `value` over the time axis."""
+    """target = inclusive running sum of `value` over the time axis, from its end with `back`."""
 
     target: Ref
     value: Expr
+    back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,18 @@ class Dot:
     factors: tuple[Expr, Expr]
     over: str
     accumulator: Expr
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """target = the sum over `over` of left * right, as the diagonal of a product on the tensor cores: a sum of elements would
+    move both tiles through registers."""
+
+    target: Ref
+    left: Ref
+    right: Ref
+    over: str
     precision: str
 
 
@@ -189,7 +207,7 @@ class If:
     body: tuple[Statement, ...]
 
 
-Statement = Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Round | Store | When | If
+Statement = Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Inner | Round | Store | When | If
 
 
 def flattened(statements: Iterable[Statement]) -> Iterator[Statement]:
@@ -365,6 +383,7 @@ class Plan:
     """All that a module is printed from.
 
     `kernels` are in launch order. `refused` says why there are no kernels, for a form that only the portable path computes.
+    `gradients` is the plan of its gradients, if they were asked for and it has kernels.
     """
 
     form: ChunkForm
@@ -376,3 +395,4 @@ class Plan:
     step: StepPlan
     leader: str
     refused: str = field(default="")
+    gradients: GradientPlan | None = None

@@ -14,6 +14,7 @@ from ssdgen.ir.plan import (
     Cumsum,
     Dot,
     If,
+    Inner,
     Last,
     Let,
     Load,
@@ -34,6 +35,7 @@ from ssdgen.plan.names import Names
 LOCALS = frozenset(
     {"batch", "head", "chunk", "chunks", "heads", "length", "token", "valid", "block", "end", "head_index", "segment"}
     | {"sequence", "lane", "slot", "origin", "last", "row", "start", "stop", "before", "place", "first", "into", "_"}
+    | {"share", "per_share", "start_head", "stop_head", "present", "turn", "begin", "segments"}
 )
 
 
@@ -173,6 +175,14 @@ class KernelBuilder:
 
         return rewrite(fold(expr), rule)
 
+    def widened(self, tile: Expr) -> Expr:
+        """A tile as an operand of arithmetic: one that was loaded is widened to float32."""
+        return float32(tile) if any(k.startswith("array ") and v == tile for k, v in self.known.items()) else tile
+
+    def arithmetic(self, section: list[Statement], expr: Expr) -> Expr:
+        """`tile(expr)` as an operand of arithmetic, a bare input too."""
+        return self.widened(self.tile(section, expr))
+
     def let(self, section: list[Statement], name: str) -> Expr:
         """Compute a let of the layer, once; its tile."""
         let = {x.name: x for x in self.layer.lets}[name]
@@ -265,6 +275,8 @@ def _operands(statement: Statement) -> tuple[Expr, ...]:
             return (value, target)
         case Dot(factors=factors, accumulator=accumulator):
             return (*factors, accumulator)
+        case Inner(left=left, right=right):
+            return (left, right)
         case Load() | Zeros() | When() | If():
             return ()
 
@@ -295,5 +307,5 @@ def _map(statement: Statement, widened: set[str], rule: Callable[[Expr], Expr | 
             return When(statement.flag, *mapped)
         case If(body=body):
             return replace(statement, body=tuple(_map(s, widened, rule) for s in body))
-        case Last() | Magnitude() | Round() | Zeros():
+        case Last() | Magnitude() | Inner() | Round() | Zeros():
             return statement

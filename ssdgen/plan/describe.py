@@ -8,6 +8,7 @@ from dataclasses import replace
 from textwrap import wrap
 
 from ssdgen.ir.expr import Axes, Expr, Ref, rewrite, to_text
+from ssdgen.ir.gradients import BackKernel, ChunkGradientKernel, EntryKernel, TokenGradientKernel
 from ssdgen.ir.plan import (
     KEY,
     AnyKernel,
@@ -15,6 +16,8 @@ from ssdgen.ir.plan import (
     Dot,
     GroupKernel,
     If,
+    Inner,
+    Kernel,
     Knob,
     Last,
     Let,
@@ -60,18 +63,50 @@ def describe(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def describe_gradients(plan: Plan) -> str:
+    """The text of the plan of a plan's gradients: buffers, and kernels in launch order."""
+    name, gradients = plan.form.recurrence.layer.name, plan.gradients
+    if plan.refused or gradients is None:
+        return f"{name}: no kernels, and so none of gradients: {plan.refused}"
+    if gradients.refused:
+        return f"{name}: gradients are those of the portable form, for want of kernels: {gradients.refused}"
+    lines = [f"{name}: gradients, {len(gradients.kernels)} kernels", "", "knobs"]
+    lines += _columns((k.name, _defaults(k), k.doc) for k in gradients.plan.knobs)
+    lines += ["", "buffers between kernels"]
+    lines += _columns((f"{w.name}{_of(w.axes)}", w.dtype, w.doc) for w in gradients.plan.workspaces)
+    for kernel in gradients.kernels:
+        lines += ["", *_kernel(kernel)]
+    return "\n".join(lines)
+
+
 def _launched(kernel: AnyKernel) -> str:
     return f"{kernel.name} if {kernel.condition}" if isinstance(kernel, GroupKernel) else kernel.name
 
 
-def _kernel(kernel: AnyKernel | StepKernel) -> Iterator[str]:
+def _kernel(kernel: Kernel) -> Iterator[str]:
     yield f"kernel {kernel.name}, blocks: {' x '.join(map(_host, kernel.grid))}"
     yield from (f"  {line}" for line in wrap(kernel.doc, WIDTH))
     arrays = ", ".join(_array(p) for p in kernel.parameters if p.is_array)
     yield from (f"  {line}".replace(GLUE, " ") for line in wrap(f"arrays: {arrays}", WIDTH, subsequent_indent="  "))
     match kernel:
-        case TokenKernel(body=body) | GroupKernel(body=body):
+        case TokenKernel(body=body) | GroupKernel(body=body) | TokenGradientKernel(body=body):
             yield from _statements(body)
+        case BackKernel() | EntryKernel():
+            back = isinstance(kernel, BackKernel)
+            yield from _statements(kernel.before)
+            if kernel.jump:
+                yield "  for before of the segments behind, the last first" if back else "  for before of segment"
+                yield from _statements(kernel.jump, "    ")
+            yield "  for chunk of the segment, the last first" if back else f"  for chunk of {_host(kernel.chunks)}"
+            yield from _statements((*kernel.enter, *kernel.step), "    ")
+            yield from _after(kernel.after)
+        case ChunkGradientKernel():
+            yield from _statements(kernel.once)
+            yield from (f"  {_named(a)} = 0" for a in kernel.accumulators)
+            if kernel.heads:
+                yield f"  for head of {_host(kernel.heads)}"
+            yield from _statements(kernel.each, "    " if kernel.heads else "  ")
+            yield from _statements(kernel.after)
         case StateKernel():
             yield from _statements(kernel.before)
             yield f"  for chunk of {_host(kernel.chunks)}"
@@ -124,7 +159,7 @@ def _statements(statements: Iterable[Statement], indent: str = "  ") -> Iterator
             yield indent + _statement(statement)
 
 
-def _statement(statement: Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Round | Store) -> str:
+def _statement(statement: Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Inner | Round | Store) -> str:
     match statement:
         case Load(target=target, array=array, slots=slots, latency=latency):
             return f"{_named(target)} = load {array}{_slots(slots)}" + (f"  {latency}" if latency else "")
@@ -143,6 +178,8 @@ def _statement(statement: Load | Zeros | Let | Cumsum | Last | Magnitude | Dot |
         case Dot(target=target, factors=(left, right), over=over, accumulator=total, precision=precision):
             product = f"{_factor(left)} . {_factor(right)} over {over}, {precision}"
             return f"{_named(target)} = {_text(total)} + {product}"
+        case Inner(target=target, left=left, right=right, over=over, precision=precision):
+            return f"{_named(target)} = {_text(left)} . {_text(right)} over {over}, {precision}"
         case Store(array=array, slots=slots, value=value):
             return f"store {array}{_slots(slots)} = {_text(value)}"
 

@@ -13,9 +13,14 @@ RESERVED = frozenset(
     | {
         "dot",
         "softplus",
+        "sign",
+        "above",
+        "within",
         "chunk_at",
         "await_previous",
         "segment_at",
+        "has_chunk",
+        "inner",
         "exp2",
         "magnitude",
         "sigmoid",
@@ -42,6 +47,7 @@ RESERVED = frozenset(
         "_blocks",
         "_rt",
         "_cut",
+        "_gradients",
         "_packed",
         "_step",
         "_tuned",
@@ -153,6 +159,17 @@ HOST_LOCALS = frozenset(
     }
     | {EVERY}
     | {"chunk_cumsum", "token_step", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}
+    | {
+        "entry_states",
+        "state_gradients",
+        "chunk_gradients",
+        "segment_gradients",
+        "token_gradients",
+        "shares",
+        "segments",
+        "parts",
+        "sums",
+    }
 )
 """Names that the host functions of an emitted module use themselves, and of the kernels they launch."""
 

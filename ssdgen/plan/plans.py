@@ -7,11 +7,13 @@ single_walk    nothing but inputs and outputs does; where batch and heads alone 
 
 from __future__ import annotations
 
+from ssdgen.ir.adjoint import Adjoint
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.plan import AnyKernel, Config, GroupKernel, Knob, Plan, Workspace
 from ssdgen.ir.schedule import PERSISTENT, PRODUCTS
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.config import default_config, knobs
+from ssdgen.plan.gradients import gradient_plan
 from ssdgen.plan.outputs import output_kernel
 from ssdgen.plan.portable import portable
 from ssdgen.plan.segments import segment_kernel, segment_workspaces, walk_kernel
@@ -24,8 +26,9 @@ SEGMENTS = "segments"
 ONE_WAVE = f"the grids of other plans than {PERSISTENT} are one wave by construction"
 
 
-def plan(form: ChunkForm, config: Config | None = None) -> Plan:
-    """The plan of `form` at a point of its schedule, by default the first alternative of every knob.
+def plan(form: ChunkForm, config: Config | None = None, adjoint: Adjoint | None = None) -> Plan:
+    """The plan of `form` at a point of its schedule, by default the first alternative of every knob; with `adjoint`, that of
+    the form, its gradients are planned too.
 
     Guarantees a portable path; `refused` says why there are no kernels if there are none.
     """
@@ -40,7 +43,9 @@ def plan(form: ChunkForm, config: Config | None = None) -> Plan:
     except Unsupported as reason:
         refused = str(reason)
     step = step_plan(form, config, bool(kernels))
-    return Plan(form, config, kernels, buffers, _fields(config, kernels), portable(form, config), step, leader, refused)
+    gradients = None if adjoint is None or refused else gradient_plan(adjoint, config)
+    fields = _fields(config, kernels)
+    return Plan(form, config, kernels, buffers, fields, portable(form, config), step, leader, refused, gradients)
 
 
 def _kernels(form: ChunkForm, config: Config) -> tuple[AnyKernel, ...]:

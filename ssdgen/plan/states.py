@@ -23,7 +23,7 @@ from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.decays import decay_sums, decayed, grown, weight_tile
 from ssdgen.plan.names import EVERY, KEPT, PACKED
 from ssdgen.plan.place import length_line
-from ssdgen.plan.walk import WalkBuilder, channels_of, entry_axes, entry_dtype, widen
+from ssdgen.plan.walk import WalkBuilder, channels_of, entry_axes, entry_dtype
 
 ROLE = "fwd_pass_state"
 
@@ -102,7 +102,7 @@ def advance(
         if builder.natural(carry) and key not in builder.known:
             note = "what is left of a token's input at the end of the chunk"
             carry = builder.known[key] = builder.name_value(step, "carry", carry, note)
-        step.append(_add_input(builder, carried, total, carry, row, column))
+        step.append(add_input(builder, carried, total, carry, row, column))
         total = carried
 
 
@@ -125,16 +125,16 @@ def keep(builder: WalkBuilder, *carried: tuple[ChunkState, Ref, tuple[str, ...]]
     return When(builder.flag(KEPT, EVERY), (end, If(f"end % {every} == 0 and end <= length", tuple(stores))))
 
 
-def _add_input(builder: WalkBuilder, state: Ref, total: Expr, carry: Expr, row: Expr | None, column: Expr) -> Statement:
+def add_input(builder: WalkBuilder, state: Ref, total: Expr, carry: Expr, row: Expr | None, column: Expr) -> Statement:
     """state = total + sum over tokens of carry * row (x) column; `weighted` of the schedule says which bears the carry."""
     time = builder.layer.time
     if row is None:
-        return Let(state, Apply("add", (total, Contract(widen(column), carry, time))))
+        return Let(state, Apply("add", (total, Contract(builder.widened(column), carry, time))))
     factors = (row, column)
     if carry != ONE and builder.config.weighted == "row":
-        factors = (mul(widen(row), carry), column)
+        factors = (mul(builder.widened(row), carry), column)
     elif carry != ONE:
-        factors = (row, mul(widen(column), carry))
+        factors = (row, mul(builder.widened(column), carry))
     return Dot(state, factors, time, total, builder.constant("state"))
 
 

@@ -55,7 +55,7 @@ class WalkBuilder(KernelBuilder):
         whole = {self.layer.time, axis} <= set(axes_of(tile))
         if whole and finite_on_padding(inline(row, self._lets)):
             return tile
-        return self._masked(section, row, name, tile, self._before_end() if whole else self._inside(axis))
+        return self._masked(section, row, name, tile, self.before_end() if whole else self._inside(axis))
 
     def _masked(self, section: list[Statement], expr: Expr, name: str, tile: Expr, mask: Expr) -> Expr:
         """The tile, zero where `mask` is false, and with all axes of the mask."""
@@ -66,9 +66,10 @@ class WalkBuilder(KernelBuilder):
 
     def _inside(self, axis: str) -> Expr:
         size = Ref(self.declare(Parameter(f"size_{axis}", "scalar", f"size_{axis}", dtype="f32")))
-        return Apply("and", (self._before_end(), Apply("lt", (self.index(axis), size))))
+        return Apply("and", (self.before_end(), Apply("lt", (self.index(axis), size))))
 
-    def _before_end(self) -> Expr:
+    def before_end(self) -> Expr:
+        """The mask of the tokens that there are."""
         time = self.layer.time
         position = Apply("add", (mul(Ref("chunk"), Ref("CHUNK")), Ref("token", (time,))))
         return Apply("lt", (position, Ref("length")))

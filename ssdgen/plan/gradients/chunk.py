@@ -1,0 +1,298 @@
+"""The kernel of the gradients of one chunk.
+
+Entry states and what arrives at the end of the chunk are in memory, so chunks are independent. With `pulled` for
+d_S_end . column, `carried` for S . vector, `flow` for the decayed d_score and w, f for factors of a token:
+
+    d_row    = w carry pulled + score' d_read                                       carry[j] = 2^(s[L-1] - s[j])
+    d_column = (f carry row)' d_S_end + (sum of f flow)' vector
+    d_vector = (2^s d_read)' S        + (sum of w flow) column
+    d_weight = carry (row . pulled) + sum_i flow scores
+    d_s      = 2^s (d_read . carried) + sum_j w flow scores - sum_i w flow scores - w carry (row . pulled)
+
+What tokens read of themselves is left out of both sums of d_s, so that nothing large cancels there. The sums over heads are
+made before the products with `vector` and `column`, which the heads of a group share.
+"""
+
+from __future__ import annotations
+
+from ssdgen.ir.adjoint import Adjoint, Contribution, DecayAdjoint, Gradient, WeightAdjoint
+from ssdgen.ir.chunkform import ChunkForm, ChunkState
+from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, add, mul, refs
+from ssdgen.ir.gradients import ChunkGradientKernel, Result
+from ssdgen.ir.plan import CHUNKS, KEY, SHARES, Config, Dot, Inner, Let, Parameter, Slot, Statement, Store, When
+from ssdgen.plan.decays import grown
+from ssdgen.plan.gradients.arriving import combined, load_arriving
+from ssdgen.plan.gradients.parts import Parts
+from ssdgen.plan.gradients.sort import Sorted
+from ssdgen.plan.gradients.units import unit_of
+from ssdgen.plan.lower import retime
+from ssdgen.plan.place import CHUNK_TABLE, chunk_position, declare_packed
+from ssdgen.plan.reads import shared_axes
+from ssdgen.plan.walk import WalkBuilder, tile_constant
+
+NAME = "chunk_gradients"
+
+
+def chunk_kernel(adjoint: Adjoint, config: Config, gradients: Sorted) -> tuple[ChunkGradientKernel, tuple[Result, ...]]:
+    """The kernel, and where it leaves the gradients of inputs."""
+    form = adjoint.form
+    row, column = shared_axes(form)
+    assert row is not None
+    unit = unit_of(form)
+    builder = WalkBuilder(form, config, (row, column))
+    builder.place |= {a: Slot(a, "0", tile_constant(a)) for a in (row, column)}
+    builder.place |= {a: Slot(a, index, "1") for a, index in ((SHARES, "share"), (CHUNKS, "slot"))}
+    declare_packed(builder, CHUNK_TABLE)
+    parts = Parts(builder, adjoint, row, column)
+    for score in form.scores:
+        parts.scores(score)
+    used = {t.quantity for g in (*gradients.rows, *gradients.gated) for t in g.terms}
+    load_arriving(builder, parts.each, adjoint, used)
+    for adj in adjoint.rows:
+        parts.row_gradient(adj)
+    parts.know(*(term.factor for g in gradients.rows for term in g.terms))
+    results = [r for g in gradients.rows for r in _row(parts, g)]
+    results += [r for g in gradients.gated for r in _gated(parts, g)]
+    results += [_column(parts, g, unit) for g in gradients.columns]
+    for weight in adjoint.weights:
+        _store_scalar(parts, weight.name, _weight(parts, weight))
+    for decay in adjoint.decays:
+        _store_scalar(parts, sum_name(decay), _decay(parts, decay))
+
+    builder.constant("chunk")
+    for axis in (row, column):
+        builder.constant(f"tile_{axis}", f"size_{axis}")
+    builder.finish(parts.once, parts.each, parts.after)
+    token = ["token = ct.arange(CHUNK, dtype=ct.int32)"] if "token" in builder.used | _masks(builder) else []
+    heads, place, grid = _unit(parts, unit)
+    kernel = ChunkGradientKernel(
+        name=NAME,
+        role=NAME,
+        doc="The gradients of one chunk" + (", of a group's heads one by one." if unit else " and head."),
+        parameters=builder.ordered_parameters(),
+        grid=("cut.lanes * cut.slots", *grid),
+        position=(*chunk_position(builder, guarded=True), *place, *token, *builder.position),
+        occupancy=f"occupancy_{NAME}",
+        once=tuple(parts.once),
+        heads=heads,
+        accumulators=tuple(parts.accumulators),
+        each=tuple(parts.each),
+        after=tuple(parts.after),
+    )
+    return kernel, tuple(results)
+
+
+def sum_name(decay: DecayAdjoint) -> str:
+    """The buffer of the gradient of a decay's running sum."""
+    return f"{decay.name}_sum"
+
+
+def written_name(decay: DecayAdjoint) -> str:
+    """The buffer of what the end of a chunk asks of the decays behind each token."""
+    return f"{decay.name}_written"
+
+
+def met_name(state: ChunkState) -> str:
+    """The buffer of what reaches through a whole chunk."""
+    return f"{state.name}_met"
+
+
+def met_axes(form: ChunkForm, state: ChunkState) -> Axes:
+    """Its axes: batch, head, chunk, and the row axis if the state has one."""
+    layer = form.recurrence.layer
+    return (layer.batch, layer.head, CHUNKS, *([state.row_axis] if state.row_axis else []))
+
+
+def _masks(builder: WalkBuilder) -> set[str]:
+    return {"token"} if any(key.startswith("causal ") for key in builder.known) else set()
+
+
+def _unit(parts: Parts, unit: str | None) -> tuple[str, list[str], tuple[str, ...]]:
+    """The range of a block's heads, the lines that find it, and the grid behind chunks."""
+    builder, layer = parts.builder, parts.builder.layer
+    if unit is None:
+        return "", ["head = ct.bid(1)"], (f"size_{layer.head}",)
+    arrays = builder.parameters.values()
+    stored = next(p for p in arrays if p.role == "workspace" and layer.head in p.axes)
+    shared = next(p for p in arrays if p.role == "input" and unit in p.axes)
+    heads = f"{stored.name}.shape[{stored.axes.index(layer.head)}]"
+    lines = [
+        f"group_{unit}, share = ct.bid(1), ct.bid(2)",
+        f"heads = {heads} // {shared.name}.shape[{shared.axes.index(unit)}]  # of a group",
+        "per_share = ct.cdiv(heads, ct.num_blocks(2))",
+        f"start_head = group_{unit} * heads + share * per_share",
+        f"stop_head = ct.minimum(start_head + per_share, (group_{unit} + 1) * heads)",
+    ]
+    return "start_head, stop_head", lines, (f"size_{unit}", "shares")
+
+
+def _store_scalar(parts: Parts, name: str, value: Expr) -> None:
+    """Store a number of each token and head."""
+    builder, layer = parts.builder, parts.builder.layer
+    axes = (layer.batch, layer.head, layer.time)
+    array = builder.declare(Parameter(name, "workspace", name, axes, "f32"))
+    target = builder.name_value(parts.each, f"{name}_tile", value, axes=(layer.time,))
+    parts.each.append(Store(array, builder.slots(array), target, builder.tile_axes(axes)))
+
+
+def _weight(parts: Parts, adj: WeightAdjoint) -> Expr:
+    """The gradient of a weight."""
+    terms: list[Expr] = []
+    for write in (next(w for w in parts.adjoint.writes if w.name == name) for name in adj.writes):
+        for term in write.terms:
+            state = parts.form.state(term.state)
+            terms.append(mul(parts.carry(write.decay), parts.row_pulled(state, term.row, write.column)))
+        terms += [parts.over_time(f"asked {name}", "asked", parts.flowed(name)) for name in write.scores]
+    return add(*terms)
+
+
+def _decay(parts: Parts, adj: DecayAdjoint) -> Expr:
+    """The gradient of a decay's running sum by what tokens read; what is asked for by the end of the chunk is stored apart."""
+    time, form = parts.time, parts.form
+    total: list[Expr] = []
+    taken: list[Expr] = []
+    written: list[Expr] = []
+    for vector in (next(v for v in parts.adjoint.vectors if v.name == name) for name in adj.vectors):
+        for read in (next(r for r in form.reads if r.name == name) for name in vector.reads):
+            seen: Expr = mul(parts.builder.widened(parts.read(read.name)), parts.carried(read))
+            seen = seen if form.state(read.state).row_axis is None else Contract(seen, ONE, parts.row)
+            total.append(mul(parts.grown(read.decay), parts.named(f"seen {read.name}", "seen", seen, (time,))))
+        for name in vector.scores:
+            score = form.score(next(s for s in parts.adjoint.scores if s.name == name).score)
+            weighted = mul(parts.flowed(name), retime(parts.weight(score.weight), time, KEY))
+            past = parts.named(f"past {name}", "past", parts.causal(weighted, -1), (KEY, time), "between two tokens")
+            total.append(Contract(past, ONE, KEY))
+            taken.append(parts.over_time(f"passed {name}", "passed", past))
+    for write in (next(w for w in parts.adjoint.writes if w.name == name) for name in adj.writes):
+        for term in write.terms:
+            pulled = parts.row_pulled(form.state(term.state), term.row, write.column)
+            written.append(mul(parts.weight(write.weight), parts.carry(write.decay), pulled))
+    _store_scalar(parts, written_name(adj), add(*written))
+    for state in (form.state(name) for name in adj.states):
+        _store_met(parts, state)
+    value = add(*total)
+    for item in taken:
+        value = Apply("sub", (value, item))
+    return value
+
+
+def _store_met(parts: Parts, state: ChunkState) -> None:
+    """Store what reaches from before the chunk behind it, S . d_S_end of each row."""
+    builder = parts.builder
+    name, axes = met_name(state), met_axes(parts.form, state)
+    array = builder.declare(Parameter(name, "workspace", name, axes, "f32"))
+    target = Ref(builder.names.of("gradient", f"{name}_tile"), builder.tile_axes(axes))
+    if state.row_axis is None:
+        both = mul(builder.widened(parts.entry(state)), builder.widened(parts.end(state)))
+        parts.each.append(Let(target, Contract(both, ONE, parts.column)))
+    else:
+        how = builder.constant("carried")
+        parts.each.append(Inner(target, parts.entry(state), parts.end(state), parts.column, how))
+    end = grown(parts.sums(state.decay, end=True).end)
+    parts.each.append(Let(target, mul(end, target), None, "what reaches from before the chunk behind it"))
+    parts.each.append(Store(array, builder.slots(array), target, builder.tile_axes(axes)))
+
+
+def _column(parts: Parts, gradient: Gradient, unit: str | None) -> Result:
+    """Sum the gradient of an input along the column axis over the heads of a group, and store it."""
+    builder, layer = parts.builder, parts.builder.layer
+    assert isinstance(gradient.of, Ref)
+    tensor = layer.tensor(gradient.of.name)
+    target = Ref(builder.names.of("gradient", f"{gradient.name}_tile"), (parts.time, parts.column))
+    parts.accumulators.append(target)
+    for term in gradient.terms:
+        _add_column(parts, target, term, ONE if term.factor == ONE else builder.arithmetic(parts.each, term.factor))
+    shares: Axes = () if unit is None else (SHARES,)
+    axes = (*shares, *builder.array_axes(tensor))
+    array = builder.declare(Parameter(gradient.name, "gradient", tensor.name, axes, f"like {tensor.name}"))
+    parts.after.append(Store(array, builder.slots(array), target, builder.tile_axes(axes)))
+    return Result(tensor.name, gradient.name, axes, shares=unit is not None)
+
+
+def _add_column(parts: Parts, target: Ref, term: Contribution, factor: Expr) -> None:
+    """Add a contribution to the gradient `target` [L, N], its share of every two tokens after the last head."""
+    builder, time = parts.builder, parts.time
+    carried, intra = builder.constant("carried"), builder.constant("intra")
+    write = next((w for w in parts.adjoint.writes if w.name == term.quantity), None)
+    if write is not None:
+        for written in write.terms:
+            end = parts.end(parts.form.state(written.state))
+            carry = mul(factor, parts.carry(write.decay))
+            if written.row is None:
+                parts.each.append(Let(target, Apply("add", (target, mul(carry, builder.widened(end))))))
+            else:
+                weighted = mul(builder.widened(parts.row_tile(written.row)), carry)
+                parts.each.append(Dot(target, (weighted, end), parts.row, target, carried))
+        for name in write.scores:
+            mixed = parts.mix(name, retime(factor, time, KEY))
+            score = parts.form.score(next(s for s in parts.adjoint.scores if s.name == name).score)
+            at_key = Ref(target.name, (KEY, parts.column))
+            parts.after.append(Dot(at_key, (mixed, parts.vector_tile(score.vector)), time, at_key, intra))
+        return
+    vector = next(v for v in parts.adjoint.vectors if v.name == term.quantity)
+    for read in (next(r for r in parts.form.reads if r.name == name) for name in vector.reads):
+        weighted = mul(builder.widened(parts.read(read.name)), mul(factor, parts.grown(read.decay)))
+        state = parts.form.state(read.state)
+        if state.row_axis is None:
+            outer = mul(weighted, builder.widened(parts.entry(state)))
+            parts.each.append(Let(target, Apply("add", (target, outer))))
+        else:
+            parts.each.append(Dot(target, (weighted, parts.entry(state)), parts.row, target, carried))
+    for name in vector.scores:
+        score = parts.form.score(next(s for s in parts.adjoint.scores if s.name == name).score)
+        mixed = parts.mix(name, mul(retime(parts.weight(score.weight), time, KEY), factor))
+        keys = retime(parts.column_tile(score.column), time, KEY)
+        parts.after.append(Dot(target, (mixed, keys), KEY, target, intra))
+
+
+def _row(parts: Parts, gradient: Gradient, section: list[Statement] | None = None) -> list[Result]:
+    """Append the gradient of a let or an input along the row axis, and its store: of an input that lacks tokens, the sum over
+    those of the chunk."""
+    builder, layer = parts.builder, parts.builder.layer
+    assert isinstance(gradient.of, Ref)
+    section = parts.each if section is None else section
+    value = combined(builder, section, gradient)
+    summed = gradient.terms[0].summed
+    if parts.time in summed:
+        value = Contract(value, ONE, parts.time)
+    axes = builder.natural(value)
+    target = Ref(builder.names.of("gradient", f"{gradient.name}_tile"), axes)
+    if value != target:
+        section.append(Let(target, value))
+    builder.known[gradient.name] = target
+    if gradient.of.name not in {t.name for t in layer.inputs}:
+        return []
+    tensor = layer.tensor(gradient.of.name)
+    array_axes = builder.array_axes(tensor)
+    if parts.time in summed:
+        rest = tuple(a for a in array_axes if a not in (layer.batch, layer.time))
+        array_axes = (layer.batch, CHUNKS, *(rest if layer.head in rest else (layer.head, *rest)))
+        name = f"{gradient.name}_part"
+        array = builder.declare(Parameter(name, "workspace", name, array_axes, "f32"))
+    else:
+        name = gradient.name
+        array = builder.declare(Parameter(name, "gradient", tensor.name, array_axes, f"like {tensor.name}"))
+    section.append(Store(array, builder.slots(array), target, builder.tile_axes(array_axes)))
+    return [Result(tensor.name, name, array_axes)]
+
+
+def _gated(parts: Parts, gradient: Gradient) -> list[Result]:
+    """The gradient of an optional input that gates outputs, for which they are computed again as they are before it."""
+    builder = parts.builder
+    assert isinstance(gradient.of, Ref)
+    factors = [term.factor for term in gradient.terms]
+    outputs = [o.value for o in parts.form.outputs if any(o.name == r.name for f in factors for r in refs(f))]
+    used = {r.name for expr in (*factors, *outputs) for r in refs(expr)}
+    for read in (r for r in parts.form.reads if r.name in used):
+        parts.carried(read)
+        parts.grown(read.decay)
+        for interaction in read.interactions:
+            parts.score(parts.form.score(interaction.score))
+    hoist, known, each = builder.hoist, dict(builder.known), parts.each
+    body: list[Statement] = []
+    parts.each = body
+    parts.know(*factors)
+    results = _row(parts, gradient, body)
+    builder.hoist, builder.known, parts.each = hoist, known, each
+    parts.each.append(When(builder.presence(gradient.of.name), tuple(body)))
+    return results
