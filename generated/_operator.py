@@ -1,9 +1,11 @@
 """`forward` as an operator of PyTorch: what autograd, torch.compile and activation checkpointing see of a call of kernels.
 
-The operator is the function itself, which an outer call passes its arguments on to where somebody differentiates or traces
-it. There are no gradient kernels yet: the gradients are those of the portable form, computed in float32 (with plain torch on
-the same device), block by block of tokens from the last one back. Beyond the inputs nothing is stored for it; the states at
-which blocks begin are computed again by the kernels.
+The operator is the function itself, which an outer call passes its arguments on to where somebody traces it; where somebody
+only differentiates it, a torch.autograd.Function does the same in less time. The gradients are an operator too, of the kernels
+in the module of gradients. Where there are none, and for what they lack (kept states, `seq_idx` and `mask`, more elements than
+int32 reaches), gradients are those of the portable form, computed in float32 (with plain torch on the same device), block by
+block of tokens from the last one back. Beyond the inputs nothing is stored for either; the states at which chunks or blocks
+begin are computed again by kernels.
 
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """
@@ -19,13 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _blocks, _cut
+from . import _blocks, _cut, _gradients
 from . import _runtime as _rt
 
 KINDS = {
     "Tensor": "Tensor", "Tensor | None": "Tensor?", "float": "float", "int | None": "int?", "Config | None": "str"
 }  # fmt: skip
 """The annotations of a `forward`, and what a schema has for them; a Config travels as text."""
+
+PLAIN = (Tensor, torch.nn.Parameter)
+"""The types of tensors that are what they seem."""
 
 NAMESPACE = "ssdgen"
 BLOCK_CHUNKS = 16
@@ -60,6 +65,61 @@ class Operator:
         operator.register_fake(self._fake)
         operator.register_autograd(self._differentiate, setup_context=self._save)
         self._operator = getattr(getattr(torch.ops, NAMESPACE), name.partition("::")[2]).default
+        self._kernels: Any = self._gradient_operator(name) if _gradients.beside(forward.__module__) else None
+
+    def _gradient_operator(self, name: str) -> Any:
+        """The operator of the gradients by kernels: of a call's tensors and numbers, and what arrives at its results."""
+        places = [*range(len(self._specs) + len(self._layer.scalars)), *self._tensors[len(self._specs) :]]
+        arguments = [f"{self._kinds[i]} {self._names[i]}" for i in places]
+        arriving = [f"Tensor? arriving_{i}" for i in range(len(self._layer.outputs) + len(self._layer.states))]
+        schema = ", ".join([*arguments, "Tensor? cu_seqlens", *arriving])
+        results = ", ".join(["Tensor"] * len(self._tensors))
+        operator = torch.library.custom_op(
+            f"{name}_gradients", self._run_gradients, mutates_args=(), schema=f"({schema}) -> ({results})"
+        )
+        operator.register_fake(self._fake_gradients)
+        return getattr(getattr(torch.ops, NAMESPACE), f"{name.partition('::')[2]}_gradients").default
+
+    def _split(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], list[Any], list[Any], Any, list[Any]]:
+        """Inputs by name, scalars, states, `cu_seqlens` and what arrives, of what the operator of gradients takes."""
+        inputs, scalars, states = len(self._specs), len(self._layer.scalars), len(self._layer.states)
+        values = list(arguments)
+        given = {spec.name: x for spec, x in zip(self._specs, values[:inputs], strict=True)}
+        ends = inputs + scalars + states
+        return (
+            given,
+            values[inputs : inputs + scalars],
+            values[inputs + scalars : ends],
+            values[ends],
+            values[ends + 1 :],
+        )
+
+    def _run_gradients(self, *arguments: Any) -> tuple[Tensor, ...]:
+        given, scalars, states, edges, arriving = self._split(arguments)
+        outputs = len(self._layer.outputs)
+        inputs = [given[i.name] for i in self._layer.inputs]
+        gradients = _gradients.of(self._forward.__module__)
+        found = gradients(inputs, scalars, states, edges, arriving[:outputs], arriving[outputs:])
+        by_name = dict(zip((i.name for i in self._layer.inputs), found, strict=False))
+        leader = next(x for x in inputs if x is not None)
+        values = (None if given[spec.name] is None else by_name[spec.name] for spec in self._specs)
+        return tuple(leader.new_empty(0) if x is None else x for x in (*values, *found[len(inputs) :]))
+
+    def _fake_gradients(self, *arguments: Any) -> tuple[Tensor, ...]:
+        given, _, _, edges, _ = self._split(arguments)
+        leader = given[self._layer.inputs[0].name]
+        size: dict[str, Any] = {}
+        for spec in self._specs:
+            x = given[spec.name]
+            if x is not None:
+                size |= zip(_axes(spec, x), x.shape, strict=True)
+        entries = size[self._layer.batch] if edges is None else edges.shape[0] - 1
+        shapes = ([entries if a == self._layer.batch else size[a] for a in s] for s in self._layer.states.values())
+        values = (given[spec.name] for spec in self._specs)
+        return (
+            *(leader.new_empty(0) if x is None else x.new_empty(x.shape) for x in values),
+            *(leader.new_empty(shape, dtype=_rt.F32) for shape in shapes),
+        )
 
     def wanted(self, *tensors: Any) -> bool:
         """Whether a call of kernels on `tensors` is differentiated or traced."""
@@ -76,7 +136,9 @@ class Operator:
         if not known or not all(map(_fits, self._kinds, before)):  # a mistake, of which `forward` itself speaks better
             with torch.no_grad():
                 return self._forward(**dict(zip(self._names, arguments, strict=True)))
-        values: tuple[Tensor, ...] = self._operator(*before, every, _text(config))
+        passed = (*before, every, _text(config))
+        eager: Callable[..., Any] = _Eager.apply
+        values: tuple[Tensor, ...] = eager(self, *passed) if _is_plain(before) else self._operator(*passed)
         return values if every is not None else values[: -len(self._layer.states)]
 
     def _arguments(self, arguments: Sequence[Any]) -> dict[str, Any]:
@@ -109,24 +171,51 @@ class Operator:
         return (*outputs, *(x.to(dtype) for x in finals), *(x.to(_rt.F32 if every is None else dtype) for x in kept))
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.operator = self
         tensors = [x if isinstance(x, Tensor) else None for x in inputs]
         ctx.save_for_backward(*tensors)
         ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return self.differentiate(ctx, grads, ctx.needs_input_grad, self._kernels)
+
+    def run(self, ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        """The values of a call, and what its gradients need kept."""
+        values = self._run(*arguments)
+        self._save(ctx, arguments, values)
+        return values
+
+    def differentiate(
+        self,
+        ctx: Any,
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+        kernels: Callable[..., Any] | None = None,
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of the arguments of a call, those that are `needed`: by `kernels`, the operator of gradients by default
+        as a plain function."""
         if torch.is_grad_enabled():
             raise NotImplementedError(
                 f"{self._layer.name}: a gradient of kernels cannot be differentiated again; compute on the CPU, or leave out"
                 " create_graph=True"
             )
         given = [o if t is None else t for t, o in zip(ctx.saved_tensors, ctx.others, strict=True)]
-        found = self._gradients(given, grads, [self._names[i] for i in self._tensors if ctx.needs_input_grad[i]])
+        kernels = kernels or self._run_gradients
+        found = self._gradients(given, grads, [self._names[i] for i in self._tensors if needed[i]], kernels)
         return tuple(found.get(name) for name in self._names)
 
-    def _gradients(self, given: list[Any], grads: Sequence[Tensor | None], tensors: list[str]) -> dict[str, Tensor]:
+    def _gradients(
+        self, given: list[Any], grads: Sequence[Tensor | None], tensors: list[str], kernels: Callable[..., Any]
+    ) -> dict[str, Tensor]:
         """The gradients of `tensors` by name, for those that arrive at outputs, final and kept states."""
         named = self._arguments(given)
+        if self._have_kernels(named, given):
+            places = [*range(len(self._specs) + len(self._layer.scalars)), *self._tensors[len(self._specs) :]]
+            reached = grads[: len(self._layer.outputs) + len(self._layer.states)]
+            values = kernels(*(given[i] for i in places), named["cu_seqlens"], *reached)
+            found = dict(zip((self._names[i] for i in self._tensors), values, strict=True))
+            return {name: found[name] for name in tensors}
         # a tracer leaves sizes open, by which no table of configurations can be searched
         config = named["config"] or self._configs.get(named[self._leader].dtype, self._configs[_rt.F32])
         every = named["states_every"]
@@ -140,6 +229,14 @@ class Operator:
         else:
             self._walk_back(sums, named, grads)
         return {name: sums[name].to(named[name].dtype) for name in tensors}
+
+    def _have_kernels(self, named: Mapping[str, Any], given: Sequence[Any]) -> bool:
+        """Whether kernels compute the gradients of a call: there are some, and it asks for nothing that they lack."""
+        tensors = [given[i] for i in range(len(self._specs))]
+        runs = self._kernels is not None and _rt.runs_kernels(named[self._leader])
+        if not runs or any(named[n] is not None for n in ("states_every", "seq_idx", "mask")):
+            return False
+        return _gradients.reached(self._layer, self._sizes(given), tensors)
 
     def _walk_back(self, sums: dict[str, Tensor], named: dict[str, Any], grads: Sequence[Tensor | None]) -> None:
         """Add the gradients block by block from the last; what arrives at the state that a block begins with goes on to the
@@ -192,6 +289,26 @@ class Operator:
                 axes = _axes(self._specs[place], sums[name]) if place < len(self._specs) else ()
                 sums[name][_cut.place_of(self._layer, slice(None), now, axes)] += gradient
         return [gradients.get(name) for name in passed]
+
+
+class _Eager(torch.autograd.Function):
+    """A call outside of any tracer, for which the operator's own ways in and out take longer than the launches."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Operator, *arguments: Any) -> tuple[Tensor, ...]:
+        return operator.run(ctx, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        _, *needed = ctx.needs_input_grad
+        return (None, *ctx.operator.differentiate(ctx, grads, needed))
+
+
+def _is_plain(values: Sequence[Any]) -> bool:
+    """Whether all tensors are nothing but that, and nobody traces what is done with them."""
+    if torch.compiler.is_compiling() or torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+        return False
+    return all(type(x) in PLAIN for x in values if isinstance(x, Tensor))
 
 
 def _fits(kind: str, value: Any) -> bool:

@@ -70,6 +70,16 @@ def dot_halves(left: ct.Tile, right: ct.Tile, total: ct.Tile) -> ct.Tile:
 
 
 @ct.function
+def inner(left: ct.Tile, right: ct.Tile, precision: int) -> ct.Tile:
+    """The sum of left * right [M, K] over K: the diagonal of left @ right' on the tensor cores, which take operands from
+    shared memory."""
+    rows: int = left.shape[0]
+    row = ct.arange(rows, dtype=ct.int32)
+    product = dot(left, ct.transpose(right), ct.zeros((rows, rows), dtype=ct.float32), precision)
+    return ct.sum(ct.where(row[:, None] == row[None, :], product, 0.0), axis=1)
+
+
+@ct.function
 def exp2(x: ct.Tile) -> ct.Tile:
     """2^x by the hardware's approximation; results below 2^-126 are 0."""
     return ct.exp2(x, flush_to_zero=True)
@@ -98,6 +108,15 @@ def chunk_at(table: ct.Array, place: int) -> tuple[int, int, int]:
     row = ct.load(table, (place, 0), (1, 4))
     start, stop = ct.extract(row, (0, 1), (1, 1)).item(), ct.extract(row, (0, 2), (1, 1)).item()
     return ct.extract(row, (0, 0), (1, 1)).item(), start, ct.maximum(stop, start + 1)
+
+
+@ct.function
+def has_chunk(table: ct.Array, place: int) -> bool:
+    """Whether there is a chunk at a place of packed sequences."""
+    row = ct.load(table, (place, 0), (1, 4))
+    start, stop = ct.extract(row, (0, 1), (1, 1)).item(), ct.extract(row, (0, 2), (1, 1)).item()
+    present: bool = start < stop
+    return present
 
 
 @ct.function
@@ -165,3 +184,21 @@ def sigmoid(x: ct.Tile) -> ct.Tile:
 def silu(x: ct.Tile) -> ct.Tile:
     """x * sigmoid(x)."""
     return x * sigmoid(x)
+
+
+@ct.function
+def sign(x: ct.Tile) -> ct.Tile:
+    """-1, 0 or 1."""
+    return ct.where(x > 0.0, 1.0, 0.0) - ct.where(x < 0.0, 1.0, 0.0)
+
+
+@ct.function
+def above(x: ct.Tile, low: ct.Tile | float) -> ct.Tile:
+    """1 where x > low, else 0."""
+    return ct.where(x > low, 1.0, 0.0)
+
+
+@ct.function
+def within(x: ct.Tile, low: float, high: float) -> ct.Tile:
+    """1 where low <= x <= high, else 0."""
+    return ct.where((x >= low) & (x <= high), 1.0, 0.0)

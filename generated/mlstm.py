@@ -227,7 +227,7 @@ def segment_states_N(
         carry = (  # [L]: what is left of a token's input at the end of the chunk
             write_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
         )
-        N_tile = exp2(decay_end) * N_tile + ct.sum(ct.transpose(k_tile) * carry[None, :], axis=1)  # [N]
+        N_tile = exp2(decay_end) * N_tile + ct.sum(k_tile * carry[:, None], axis=0)  # [N]
         N_left_tile = N_left_tile + decay_end
     store(N_part, (lane, head, origin + segment, n_tile), (1, 1, 1, TILE_N), N_tile)
     if ct.bid(2) == 0:
@@ -320,9 +320,7 @@ def walk_out(
         C_tile = dot(  # [N, P]
             ct.transpose(k_tile), ct.astype(v_tile, ct.float32) * carry[:, None], exp2(decay_end) * C_tile, STATE
         )
-        N_tile = (  # [N]
-            exp2(decay_end) * N_tile + ct.sum(ct.astype(ct.transpose(k_tile), ct.float32) * carry[None, :], axis=1)
-        )
+        N_tile = exp2(decay_end) * N_tile + ct.sum(ct.astype(k_tile, ct.float32) * carry[:, None], axis=0)  # [N]
         if KEPT:
             end = chunk * CHUNK + CHUNK
             if end % every == 0 and end <= length:
@@ -606,7 +604,7 @@ def _portable(
         read_C_within_score = torch.einsum("btsh,bshp->bthp", score, v_now)  # [B, L, H, P]
         read_C = read_C_carried + read_C_within_score  # [B, L, H, P]
         read_N_carried = torch.einsum("bthn,bhn->bth", q_now * torch.exp2(decay_sum)[:, :, :, None], N)  # [B, L, H]
-        read_N = read_N_carried + (score.permute(0, 1, 3, 2)).sum(3)  # [B, L, H]
+        read_N = read_N_carried + (score).sum(2)  # [B, L, H]
         # mlstm.ssd:22  y = (C[t] . q) / max(abs(N[t] . q), 1)
         y_now = read_C / _rt.maximum(torch.abs(read_N), 1.0)[:, :, :, None]  # [B, L, H, P]
         y_pieces.append(y_now)

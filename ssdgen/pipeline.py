@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ssdgen.plan.roofline import Roofline
     from ssdgen.run.tune import Preview, Tuned
     from ssdgen.run.tune.tune import Heard
-    from ssdgen.run.warm import Kernel, Warmed
+    from ssdgen.run.warm import Also, Kernel, Warmed
 
 
 def built_ins() -> tuple[str, ...]:
@@ -56,11 +56,13 @@ def adjoint(form: ChunkForm) -> tuple[Adjoint, Proof]:
 
 
 def plan(form: ChunkForm, settings: Mapping[str, str]) -> Plan:
-    """The kernels that compute `form`, at the point of its schedule that `settings` move to from the default."""
+    """The kernels that compute `form` and its gradients, at the point of its schedule that `settings` move to from the
+    default."""
+    from ssdgen.derive.adjoint import adjoint as adjoint_of
     from ssdgen.plan import plan as plan_of
     from ssdgen.plan.settings import check_used, configure
 
-    planned = plan_of(form, configure(form, settings))
+    planned = plan_of(form, configure(form, settings), adjoint_of(form))
     check_used(planned, settings)
     return planned
 
@@ -195,9 +197,10 @@ def warm(
     arch: str | None,
     jobs: int | None,
     heard: Callable[[Kernel, int, int], None],
+    also: Collection[Also] = (),
 ) -> Warmed:
     """All kernels that an emitted module launches for shapes of these classes, compiled into the cache of `cuda.tile`."""
     from ssdgen.run.warm import module_path
     from ssdgen.run.warm import warm as warm_module
 
-    return warm_module(module_path(module), shapes, dtypes, arch, jobs, heard)
+    return warm_module(module_path(module), shapes, dtypes, arch, jobs, heard, also)

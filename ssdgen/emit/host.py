@@ -336,8 +336,8 @@ class Host:
                 return self._names.of("workspace", p.argument)
             case "output":
                 return self.host(p.argument)
-            case "state" | "kept" | "slots":
-                raise ValueError(f"`{p.name}` is a parameter of steps alone")
+            case "state" | "kept" | "slots" | "arriving" | "gradient":
+                raise ValueError(f"`{p.name}` is a parameter of steps or of gradients alone")
 
     def _flag(self, argument: str) -> str:
         """The host expression that sets a flag."""

@@ -37,10 +37,21 @@ def broken(head: str, code: str, indent: str, tail: str = "") -> str:
         return f"{indent}{head}{function}({tail}\n{body}\n{indent}){suffix}"
     if len(inner) + len(code) <= WIDTH:
         return f"{indent}{head}({tail}\n{inner}{code}\n{indent})"
+    sign = re.match(r"-?(?=\()", code)
+    if sign and _closing(code, sign.end()) == len(code) - 1:
+        head, code = head + sign[0], code[sign.end() + 1 : -1]
     parts = _operands(code)
     if len(parts) == 1:
         return f"{indent}{head}{code}{tail}"
-    return f"{indent}{head}({tail}\n" + "\n".join(f"{inner}{p}" for p in parts) + f"\n{indent})"
+    return f"{indent}{head}({tail}\n" + "\n".join(_operand(p, inner) for p in parts) + f"\n{indent})"
+
+
+def _operand(code: str, indent: str) -> str:
+    """An operand with its sign, on a line of its own or broken again."""
+    if len(indent) + len(code) <= WIDTH:
+        return f"{indent}{code}"
+    sign = re.match(r"[-+*/] ", code)
+    return broken(sign[0] if sign else "", code[sign.end() if sign else 0 :], indent)
 
 
 def filled(items: list[str], indent: str) -> list[str]:

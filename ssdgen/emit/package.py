@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable
 
+from ssdgen.emit.gradients import gradients_name
 from ssdgen.emit.module import ModuleSource
 from ssdgen.resources import resource_dir
 
@@ -21,6 +22,8 @@ def package(modules: Iterable[ModuleSource]) -> dict[str, str]:
     digests = set()
     for module in modules:
         files |= {**dict(module.support), f"{module.name}.py": module.text}
+        if module.gradients:
+            files[f"{gradients_name(module.name)}.py"] = module.gradients
         digests.add(spec_digest(module))
     return files | tables(digests)
 

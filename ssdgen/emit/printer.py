@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ssdgen.ir.expr import Apply, Axes, Const, Contract, Expr, Ref, axes_of, merge_axes
+from ssdgen.ir.expr import Apply, Axes, Const, Contract, Expr, Ref, axes_of, merge_axes, refs
 
 LOG2E = 1.4426950408889634
 ATOM, UNARY, PRODUCT, SUM, COMPARISON, BITWISE = 5, 4, 3, 2, 0, 1
@@ -96,11 +96,13 @@ class Printer:
         return Text(f"{left.at(level)} {sign} {right.at(tighter)}", level, axes)
 
     def _contract(self, product: Expr, axis: str, order: Axes) -> Text:
-        within = tuple(a for a in order if a in axes_of(product) or a == axis)
-        within = within if axis in within else (*within, axis)
+        """The sum over an axis of a product, which is laid out as a factor of it that has all axes lies, if there is one."""
+        axes = (*(a for a in order if a in axes_of(product) and a != axis), axis)
+        within = next((r.axes for r in refs(product) if set(r.axes) == set(axes)), axes)
         inner = self._lift(self._show(product, within), within)
         code = self._dialect.total(inner.code, within.index(axis))
-        return Text(code, ATOM, tuple(a for a in within if a != axis))
+        rest, wanted = (tuple(a for a in found if a != axis) for found in (within, axes))
+        return Text(code if rest == wanted else self._dialect.permute(code, rest, wanted), ATOM, wanted)
 
     @staticmethod
     def _lift(text: Text, axes: Axes) -> Text:
@@ -141,6 +143,9 @@ CUTILE = Dialect(
         "logsigmoid": "log_sigmoid({0})",
         "softplus": "softplus({0})",
         "silu": "silu({0})",
+        "sign": "sign({0})",
+        "above": "above({0}, {1})",
+        "within": "within({0}, {1}, {2})",
         "where": "ct.where({0}, {1}, {2})",
         "float32": "ct.astype({0}, ct.float32)",
     },

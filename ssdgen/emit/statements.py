@@ -8,7 +8,7 @@ from ssdgen.emit.layout import INDENT, assign, broken
 from ssdgen.emit.printer import CUTILE, TORCH, Printer
 from ssdgen.ir.expr import Axes, Const, Expr, Ref, axes_of, merge_axes, mul
 from ssdgen.ir.layer import Layer
-from ssdgen.ir.plan import KEY, Cumsum, Dot, If, Last, Let, Load, Magnitude, Round, Statement, Store, When, Zeros
+from ssdgen.ir.plan import KEY, Cumsum, Dot, If, Inner, Last, Let, Load, Magnitude, Round, Statement, Store, When, Zeros
 from ssdgen.ir.portable import AddProduct, Einsum, PortableStatement, Scale, Shift, Slice
 
 
@@ -60,8 +60,8 @@ class CutileStatements:
             case Zeros(target=target):
                 code = f"ct.zeros({self.extents(target.axes)}, dtype=ct.float32)"
                 return assign(target.name, code, indent, self._comment.shape(target.axes))
-            case Cumsum(target=target, value=value):
-                code = f"ct.cumsum({self.expr(value, target.axes)}, axis=0)"
+            case Cumsum(target=target, value=value, back=back):
+                code = f"ct.cumsum({self.expr(value, target.axes)}, axis=0{', reverse=True' if back else ''})"
                 return assign(target.name, code, indent, self._comment.shape(target.axes))
             case Last(target=target, value=value):
                 return assign(
@@ -72,6 +72,11 @@ class CutileStatements:
                 return assign(target.name, code, indent, self._comment.shape(target.axes))
             case Dot():
                 return self._dot(s, indent)
+            case Inner(target=target, left=left, right=right, over=over, precision=precision):
+                axes = (*target.axes, over)
+                operands = ", ".join(self.expr(tile, axes) for tile in (left, right))
+                code = f"inner({operands}, {precision})"
+                return assign(target.name, code, indent, self._comment.shape(target.axes))
             case Round(target=target, value=value, array=array):
                 return assign(target.name, f"ct.astype({value.name}, {array}.dtype)", indent)
             case Store():

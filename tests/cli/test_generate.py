@@ -12,20 +12,22 @@ from ssdgen.emit.module import SUPPORT
 from tests.cli.conftest import Command
 
 SHARED = ["__init__.py", *SUPPORT]
+RETNET = ["retnet.py", "retnet_gradients.py"]
 
 
 def test_writes_a_package_and_says_what(ssdgen: Command) -> None:
     result = ssdgen("generate", "retnet", "-o", "out")
     assert result.code == 0
-    assert result.out.splitlines() == [f"wrote  out/{name}" for name in [*SHARED, "py.typed", "retnet.py"]]
-    assert sorted(os.listdir("out")) == sorted([*SHARED, "py.typed", "retnet.py"])
+    assert result.out.splitlines() == [f"wrote  out/{name}" for name in [*SHARED, "py.typed", *RETNET]]
+    assert sorted(os.listdir("out")) == sorted([*SHARED, "py.typed", *RETNET])
 
 
 def test_a_second_spec_joins_the_first(ssdgen: Command) -> None:
     """The shared files do not depend on which modules stand beside them."""
     ssdgen("generate", "retnet", "-o", "out")
     result = ssdgen("generate", "linear_attention", "-o", "out")
-    assert [line for line in result.out.splitlines() if line.startswith("wrote")] == ["wrote  out/linear_attention.py"]
+    written = [f"wrote  out/linear_attention{what}.py" for what in ("", "_gradients")]
+    assert [line for line in result.out.splitlines() if line.startswith("wrote")] == written
     assert ssdgen("generate", "retnet", "linear_attention", "-o", "out", "--check").code == 0
 
 
@@ -38,7 +40,7 @@ def test_generates_the_same_bytes_twice(ssdgen: Command) -> None:
 
 def test_check_names_what_is_stale_and_writes_nothing(ssdgen: Command) -> None:
     ssdgen("generate", "retnet", "-o", "out")
-    assert ssdgen("generate", "retnet", "-o", "out", "--check").out == f"out: {len(SHARED) + 2} files are up to date\n"
+    assert ssdgen("generate", "retnet", "-o", "out", "--check").out == f"out: {len(SHARED) + 3} files are up to date\n"
     Path("out/retnet.py").write_text("# edited\n")
     Path("out/_tiles.py").unlink()
     result = ssdgen("generate", "retnet", "-o", "out", "--check")
@@ -124,9 +126,9 @@ def test_what_ssdgen_wrote_once_is_overwritten(ssdgen: Command) -> None:
     ssdgen("generate", "retnet", "-o", "out")
     for path in Path("out").glob("*.py"):
         path.write_text(path.read_text().replace("\n\n", "\n# of another version\n\n", 1))
-    assert len(json.loads(ssdgen("generate", "retnet", "-o", "out", "--check", "--json").out)["stale"]) == len(
-        SHARED
-    )  # but __init__.py, which has no empty line, and with retnet.py
+    assert len(json.loads(ssdgen("generate", "retnet", "-o", "out", "--check", "--json").out)["stale"]) == (
+        len(SHARED) + 1
+    )  # but __init__.py, which has no empty line, and with two for retnet
     Path("out/__init__.py").write_text("")
     assert ssdgen("generate", "retnet", "-o", "out").code == 0
     assert ssdgen("generate", "retnet", "-o", "out", "--check").code == 0

@@ -25,7 +25,10 @@ TOKENS = 300
 """Three blocks of two chunks, the last of one and a half."""
 
 BOUND = BOUNDS["tf32"]
-"""Blocks begin with states that kernels made with products in TF32; all else is float32."""
+"""Gradient kernels multiply in TF32; of the portable form only the states that blocks begin with are."""
+
+SUMMED = {"A": 8, "dt_bias": 2}
+"""How many times the bound gradients may be off that are sums over tokens: there they cancel (see `ssdgen.run.gradients`)."""
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +86,7 @@ def emulated(forward: Any, inputs: dict[str, Any], loss: Loss) -> dict[str, Tens
 def compare(got: dict[str, Tensor], want: dict[str, Tensor], bound: float = BOUND) -> None:
     for name, value in want.items():
         assert got[name].shape == value.shape
-        assert relative_error(got[name], value) <= bound, name
+        assert relative_error(got[name], value) <= bound * SUMMED.get(name, 1), name
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -230,6 +233,19 @@ def test_opcheck(name: str, every: int | None) -> None:
     module, inputs = importlib.import_module(f"generated.{name}"), inputs_of(name, tokens=70)
     arguments = {**inputs, **leaves_of(inputs), "states_every": every, "config": ""}
     torch.library.opcheck(module.OPERATOR._operator, in_order(module, arguments))
+
+
+@pytest.mark.parametrize("name", ["mamba2", "retnet"])
+def test_opcheck_of_gradients(name: str) -> None:
+    """The operator that a traced call's gradients are, with kernels that an emulator runs."""
+    module, inputs = importlib.import_module(f"generated.{name}"), inputs_of(name, tokens=70)
+    operator = module.OPERATOR
+    given = in_order(module, inputs)
+    y, state = torch.randn(2, 70, 4, 32), torch.randn(2, 4, 32, 32)
+    states = [given[i] for i in operator._tensors[len(operator._specs) :]]
+    arguments = (*given[: len(operator._specs) + len(module.LAYER.scalars)], *states, None, y, state)
+    with one_thread(), _runtime.launcher(launch):
+        torch.library.opcheck(operator._kernels, arguments)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -93,9 +93,10 @@ def test_every_package_is_declared() -> None:
 def test_generates_outside_the_repository(installed: Path, tmp_path: Path) -> None:
     printed = run([str(installed / "ssdgen"), "generate", "mamba2", "-o", "out"], tmp_path)
     emitted = sorted(p.name for p in (tmp_path / "out").iterdir() if p.suffix == ".py")
-    assert emitted == sorted(["__init__.py", *SUPPORT, "mamba2.py"])
+    modules = ("mamba2.py", "mamba2_gradients.py")
+    assert emitted == sorted(["__init__.py", *SUPPORT, *modules])
     assert printed.count("wrote  out/") == len(list((tmp_path / "out").iterdir()))
-    for name in (*SUPPORT, "mamba2.py"):
+    for name in (*SUPPORT, *modules):
         assert (tmp_path / "out" / name).read_text() == (ROOT / "generated" / name).read_text(), name
 
 

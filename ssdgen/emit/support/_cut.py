@@ -37,6 +37,11 @@ class Cut:
     chunk_table: Tensor
     segment_table: Tensor
 
+    @property
+    def ends(self) -> int:
+        """End states in a lane where the last segment has one too."""
+        return _one_class(self.parts + 1)
+
 
 def cut(
     batch: int,

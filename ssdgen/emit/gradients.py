@@ -1,0 +1,169 @@
+"""GradientPlan -> the text of the module of gradients that stands beside a module."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import textwrap
+
+import ssdgen
+from ssdgen.emit.environment import HELPERS, TEMPLATES, called, configs, environment, imported, tidy
+from ssdgen.emit.host import Host, tupled
+from ssdgen.emit.printer import LOG2E
+from ssdgen.ir.expr import Axes
+from ssdgen.ir.gradients import EntryKernel, GradientPlan, Result
+from ssdgen.ir.plan import CHUNKS, SHARES, Parameter
+
+
+def gradients_name(name: str) -> str:
+    """The name of the module of gradients of the module `name`."""
+    return f"{name}_gradients"
+
+
+class GradientHost(Host):
+    """Names, lists of arguments and lines for the host function of gradients."""
+
+    def __init__(self, gradients: GradientPlan) -> None:
+        super().__init__(gradients.plan)
+        self._gradients = gradients
+        adjoint = gradients.adjoint
+        self._ends = {s.state: s.name for s in adjoint.states}
+        self._lengths = {r.name: r for r in gradients.results}
+
+    def gradient(self, name: str) -> str:
+        """The variable of a gradient: one that arrives, or a result."""
+        return self._names.of("gradient", name)
+
+    def final(self, state: str) -> str:
+        """The variable of the gradient of an initial state."""
+        return self.gradient(f"{self._ends[state]}0")
+
+    def arriving(self, state: str) -> str:
+        """The argument that is the gradient which arrives at a final state."""
+        return self.gradient(f"{self._ends[state]}_final")
+
+    def argument(self, p: Parameter) -> str:
+        """The host expression that is passed for a parameter of a kernel."""
+        ends = {f"{end}_final": state for state, end in self._ends.items()}
+        match p.role:
+            case "arriving":
+                return self.gradient(p.argument)
+            case "gradient":
+                name = self.gradient(p.name)
+                optional = self._layer.tensor(p.argument).optional
+                return f"_rt.given({name}, {self.host(self._plan.leader)})" if optional else name
+            case "initial" | "flag" if p.argument in ends:
+                state = ends[p.argument]
+                if p.role == "flag":
+                    return f"{self.arriving(state)} is not None"
+                return f"_rt.given({self.arriving(state)}, {self.final(state)})"
+            case "final":
+                return self.gradient(p.argument)
+            case _:
+                return super().argument(p)
+
+    def gradient_context(self) -> dict[str, object]:
+        """The variables of the template."""
+        plan, layer = self._plan, self._layer
+        outputs = [self.gradient(o.name) for o in self._gradients.adjoint.outputs]
+        unit = next((r for r in self._gradients.results if r.shares), None)
+        sizes = f"size_{layer.batch}, size_{layer.time}, config.chunk"
+        walk = next(k for k in self._gradients.kernels if isinstance(k, EntryKernel))
+        blocks = f"size_{layer.batch} * size_{layer.head} * {walk.grid[-1]}"
+        chunks = f"_rt.ceil_div(size_{layer.time}, config.chunk)"
+        segments = f"_gradients.segments(config.segments, {chunks}, {blocks}, {self.host(plan.leader)})"
+        results = [self._memory(r) for r in self._gradients.results if r.name]
+        texts = [*(code for _, code in results), f"size_{layer.batch} size_{layer.time} size_{layer.head}"]
+        texts += [g for k in self._gradients.kernels for g in k.grid] + [x for w in plan.workspaces for x in w.shape]
+        texts += [p.argument for k in self._gradients.kernels for p in k.parameters if p.argument.startswith("size_")]
+        shares = ""
+        if unit is not None:
+            group = next(g.axis for g in layer.groups if g.axis in unit.axes)
+            count = f"cut.lanes * cut.slots * size_{group}"
+            texts.append(count)
+            shares = f"_gradients.shares(config.shares, {count}, size_{layer.head} // size_{group}, {self.host(plan.leader)})"
+        arguments = [f"{self.host(t.name)}: Tensor{' | None' if t.optional else ''}" for t in layer.inputs]
+        arguments += [f"{self.host(p.name)}: float" for p in layer.params]
+        arguments += [f"{self.initial(s.name)}: Tensor | None" for s in layer.states]
+        arguments += [f"{d}: Tensor" for d in outputs] + [
+            f"{self.arriving(s.name)}: Tensor | None" for s in layer.states
+        ]
+        arguments += [f"{self.final(s.name)}: Tensor" for s in layer.states]
+        tokens = [self.host(t.name) for t in layer.inputs if layer.time in t.axes and not t.optional]
+        return {
+            "plan": plan,
+            "layer": layer,
+            "leader": plan.leader,
+            "arguments": [*arguments, "sequences: _packed.Sequences | None", "config: Config"],
+            "sizes": self.lengths(texts, [(self.final(s.name), s.axes) for s in layer.states]),
+            "indexable": self.each([*tokens, *outputs], "_rt.indexable(v)"),
+            "segments": segments,
+            "cut": f"_cut.cut({sizes}, segments, 1, 1, sequences, {self.host(plan.leader)})",
+            "shares": shares,
+            "workspaces": self._workspaces(),
+            "memory": results,
+            "launches": [self._launch(k, early=i > 0) for i, k in enumerate(self._gradients.kernels)],
+            "returned": [tupled([self._returned_gradient(r) for r in self._gradients.results])],
+        }
+
+    def _memory(self, result: Result) -> tuple[str, str]:
+        """(variable, code) of a result's memory."""
+        of = self.host(result.of)
+        if CHUNKS in result.axes:
+            lengths = {self._layer.batch: "cut.lanes", CHUNKS: "cut.slots"}
+            shape = tupled([lengths.get(a, f"size_{a}") for a in result.axes])
+            return self._names.of("workspace", result.name), f"_gradients.parts({shape}, sequences, {of})"
+        if result.shares:
+            return self.gradient(result.name), f"_gradients.memory({of}, sequences, shares)"
+        optional = f"None if {of} is None else " if self._layer.tensor(result.of).optional else ""
+        return self.gradient(result.name), f"{optional}_gradients.memory({of}, sequences)"
+
+    def _returned_gradient(self, result: Result) -> str:
+        of = self.host(result.of)
+        if not result.name:
+            return f"torch.zeros_like({of})"
+        tensor = self._layer.tensor(result.of)
+        code = self.gradient(result.name)
+        if CHUNKS in result.axes:
+            over: Axes = tuple(a for a in result.axes if a == CHUNKS or a not in tensor.axes)
+            dims = tupled([str(result.axes.index(a)) for a in over])
+            code = f"{self._names.of('workspace', result.name)}.sum({dims}).to({of}.dtype)"
+        elif result.axes[0] == SHARES:
+            code = f"_gradients.summed({code}, {of})"
+        return code
+
+
+def emit_gradients(gradients: GradientPlan) -> str:
+    """Print the module of a plan of gradients; empty if it has no kernels."""
+    plan, host = gradients.plan, GradientHost(gradients)
+    if gradients.refused:
+        return ""
+    layer = plan.form.recurrence.layer
+    env = environment(plan)
+    own = [k for k in gradients.kernels if k.role != "chunk_cumsum"]
+    kernels = [tidy(env.get_template(TEMPLATES[type(k)]).render(k=k)) for k in own]
+    text = env.get_template("gradients.py.j2").render(
+        doc=_doc(gradients),
+        kernels=kernels,
+        imported=imported("._tiles", called(HELPERS, kernels)),
+        math="LOG2E" in "".join(kernels),
+        cumsum=len(own) < len(gradients.kernels),
+        configs=configs(plan),
+        digest=hashlib.sha256(layer.source.text.encode()).hexdigest(),
+        version=ssdgen.__version__,
+        **host.gradient_context(),
+    )
+    return re.sub(r"\n+(?=\n(def|@|class|CONFIGS|GRADIENTS) ?)", "\n\n", text).strip() + "\n"
+
+
+def _doc(gradients: GradientPlan) -> str:
+    """The formulas, as `ssdgen derive --adjoint` prints them."""
+    layer = gradients.plan.form.recurrence.layer
+    title, *lines = str(gradients.adjoint).splitlines()
+    text = [
+        *textwrap.wrap(f"The gradients of {layer.name}: {layer.title}.", 112),
+        "",
+        f"Emitted by ssdgen;{title.partition(':')[2]}:",
+    ]
+    text += [f"    {line}".rstrip() for line in lines]
+    return "\n".join(text).replace(repr(LOG2E), "LOG2E").replace("\\", "\\\\").replace('"""', "'''") + "\n"

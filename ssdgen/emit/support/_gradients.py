@@ -1,0 +1,159 @@
+"""Host side of the modules of gradients: memory for results, and sums of the parts that blocks leave, in a fixed order.
+
+Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _cut, _packed
+from . import _runtime as _rt
+
+CHUNK = 64
+"""Tokens of a chunk, at least."""
+
+BLOCKS = 2
+"""Blocks of a walk that run on a multiprocessor at once."""
+
+PROLOGUE, JUMP = 2.0, 0.5
+"""Chunks of a walk that take as long as all of a block that is no chunk, and as the jump over a segment."""
+
+MOST_SEGMENTS = 32
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of a layer by kernels: `launch` of an emitted module, its Configs by the dtype of the input `leader`."""
+
+    layer: _rt.Layer
+    launch: Callable[..., tuple[Tensor | None, ...]]
+    configs: Mapping[torch.dtype, Any]
+    leader: str
+
+    def __call__(
+        self,
+        inputs: Sequence[Tensor | None],
+        scalars: Sequence[float],
+        states: Sequence[Tensor | None],
+        cu_seqlens: Tensor | None,
+        outputs: Sequence[Tensor | None],
+        finals: Sequence[Tensor | None],
+        config: Any = None,
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of inputs, then of initial states, from those that arrive at outputs and final states, as they were
+        passed to a call of `forward` that was right, and that int32 reaches.
+
+        They have the dtypes and shapes of what they are of; None for an absent optional input, and for the default of an
+        absent one its own gradient, which nobody wants.
+        """
+        layer = self.layer
+        by_name = dict(zip((i.name for i in layer.inputs), inputs, strict=True))
+        initial = dict(zip(layer.states, states, strict=True))
+        numbers = dict(zip((s.name for s in layer.scalars), scalars, strict=True))
+        size, sequences = _packed.check(layer, by_name, initial, numbers, (cu_seqlens, None, None))
+        leader = by_name[self.leader]
+        assert leader is not None
+        full = [
+            x if i.default is None else _rt.expand(i, x, size, leader)
+            for i, x in zip(layer.inputs, inputs, strict=True)
+        ]
+        config = config or self.configs[leader.dtype]
+        memory = _cut.output_memory(layer, full, size, None)
+        arriving = [torch.zeros_like(y) if d is None else d.to(y.dtype) for d, y in zip(outputs, memory, strict=True)]
+        first = [torch.empty_like(x) for x in _cut.final_memory(layer, full, [None] * len(states), size, sequences)]
+        ends = [d if d is None else d.to(_rt.F32) for d in finals]
+        if not size[layer.batch] or not size[layer.time]:
+            found = tuple(None if x is None else torch.zeros_like(x) for x in full)
+            for x, d in zip(first, ends, strict=True):
+                x.zero_() if d is None else x.copy_(d)
+        else:
+            with torch.no_grad():
+                found = self.launch(*full, *scalars, *states, *arriving, *ends, *first, sequences, config)
+        narrow = (narrowed(i, g, x) for i, g, x in zip(layer.inputs, found, inputs, strict=True))
+        return (*narrow, *first)
+
+
+def reached(layer: _rt.Layer, size: Mapping[str, int], inputs: Sequence[Tensor | None]) -> bool:
+    """Whether int32 reaches every array, entry states of chunks of CHUNK tokens among them."""
+    tokens = max(x.numel() for x in inputs if x is not None)
+    chunks = (size[layer.time] // CHUNK + 1) * size[layer.batch] + size.get(_rt.SEQUENCE, 0)
+    states = max(math.prod(size[a] for a in axes if a != layer.batch) for axes in layer.states.values())
+    return max(tokens, chunks * states) <= _rt.LIMIT
+
+
+def narrowed(spec: _rt.Input, gradient: Tensor | None, x: Tensor | None) -> Tensor | None:
+    """The gradient of an input in its widest form as that of the form it was passed in."""
+    if gradient is None or x is None or x.dim() == len(spec.axes):
+        return gradient
+    axes = next(a for a in spec.narrower if len(a) == x.dim())
+    return gradient.sum([at for at, axis in enumerate(spec.axes) if axis not in axes])
+
+
+def memory(x: Tensor, sequences: _packed.Sequences | None, shares: int = 0) -> Tensor:
+    """Memory for the gradient of `x`, or for as many parts of it as there are `shares`, in float32 if those are several."""
+    make = torch.zeros if sequences is not None and sequences.gaps else torch.empty
+    shape = (shares, *x.shape) if shares else x.shape
+    return make(shape, dtype=_rt.F32 if shares > 1 else x.dtype, device=x.device)
+
+
+def parts(shape: tuple[int, ...], sequences: _packed.Sequences | None, like: Tensor) -> Tensor:
+    """Memory for what each chunk adds to a sum, zero where there may be no chunk."""
+    return (torch.empty if sequences is None else torch.zeros)(shape, dtype=_rt.F32, device=like.device)
+
+
+def summed(shared: Tensor, like: Tensor) -> Tensor:
+    """The sum of the parts of a gradient that blocks left."""
+    return shared[0] if len(shared) == 1 else shared.sum(0).to(like.dtype)
+
+
+def segments(wanted: int, chunks: int, blocks: int, like: Tensor) -> int:
+    """How many segments `chunks` chunks are cut into: `wanted`, or if that is 0 those that take least time, where `blocks`
+    blocks walk each segment, BLOCKS of them on a multiprocessor at once, and all but one segment are walked twice."""
+    if wanted:
+        return wanted
+    room = BLOCKS * _cut.multiprocessors(like)
+    most = max(1, min(chunks, MOST_SEGMENTS))
+    return min(range(1, most + 1), key=lambda n: _walk_cost(n, chunks, blocks, room))
+
+
+def _walk_cost(pieces: int, chunks: int, blocks: int, room: int) -> float:
+    """The time of a walk in `pieces` segments, in chunks."""
+    per = _rt.ceil_div(chunks, pieces) + PROLOGUE
+    return (per if pieces == 1 else 2 * per) * max(1.0, blocks * pieces / room) + JUMP * pieces
+
+
+def shares(wanted: int, blocks: int, heads: int, like: Tensor) -> int:
+    """How many blocks share the `heads` of a group: `wanted`, or if that is 0 enough for `blocks` times as many to fill the
+    GPU."""
+    count = wanted or _rt.ceil_div(_cut.multiprocessors(like), max(1, blocks))
+    each = _rt.ceil_div(heads, max(1, min(heads, count)))
+    return _rt.ceil_div(heads, each)
+
+
+@functools.cache
+def beside(module: str) -> bool:
+    """Whether a module of gradients stands beside the emitted module `module`."""
+    return importlib.util.find_spec(f"{module}_gradients") is not None
+
+
+@functools.cache
+def of(module: str) -> Gradients:
+    """The gradients of the emitted module `module`, of the module beside it. RuntimeError if that was emitted from another
+    spec: one that was edited since, and whose gradients have no kernels any more."""
+    beside, found = importlib.import_module(module), importlib.import_module(f"{module}_gradients")
+    if found.SPEC_DIGEST != beside.SPEC_DIGEST:
+        raise RuntimeError(
+            f"{found.__file__} was emitted from another spec than {beside.__file__}; run `ssdgen generate` again, or remove it"
+        )
+    gradients: Gradients = found.GRADIENTS
+    return gradients
