@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Check, Gate
+from ssdgen.plan.gradients.arriving import depends_on_reads
 from ssdgen.run.cases import can_be_absent, sizes_for
 from ssdgen.run.checks import BOUNDS, Expected, bound, compare
 from ssdgen.run.inputs import DTYPES, Case, Inputs, draw, in_order_of_equations, takes
@@ -28,6 +29,14 @@ BLOCKS = 17
 
 FLOAT32 = 1e-4
 """The bound of a gradient that float32 computes: where steps and decays are summed over all tokens, terms cancel."""
+
+ROUNDING = {"bf16": 2**-9, "bf16x2": 2**-12, "tf32": 2**-12, "tf32x3": 2**-24}
+"""By how much rounding an operand of a product moves it, relatively, at most."""
+
+MOVED = 8.0
+"""A gradient that is a sum over tokens is small where they cancel, and what rounding does to its terms is not (nor is it where
+a function of what is read is bent): it may be off by so many times what it moves by if the operands that a caller passes are
+off by a rounding. On the way to it there are some ten more, whose sum is three times one, and luck where terms are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +121,52 @@ def differentiated(plan: Plan, inputs: Inputs, trial: Trial, forward: Callable[.
 
 def truth(plan: Plan, inputs: Inputs, trial: Trial, gate: Gate) -> dict[str, Expected]:
     """The gradients through the loop over tokens, with the dtype and the bound of each."""
-    layer = plan.form.recurrence.layer
     given = {**inputs.tensors, **_initials(inputs)}
-    leaves = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    gradients = _true(plan, inputs, trial, dict(given))
+    precisions = [how for d, _, how in plan.config.precision if d == trial.case.dtype and gate != "portable"]
+    least = max([FLOAT32, *(BOUNDS[p] for p in precisions)])
+    bounds = {name: max(least, bound(x.dtype, ())) for name, x in given.items()}
+    if precisions:
+        moved = _true(plan, inputs, trial, _nudged(plan, given, max(ROUNDING[p] for p in precisions)))
+        for name in _sensitive(plan, given):
+            change = (moved[name] - gradients[name]).norm() / gradients[name].norm().clamp_min(1e-30)
+            bounds[name] = max(bounds[name], MOVED * float(change))
+    return {name: Expected(value, given[name].dtype, bounds[name]) for name, value in gradients.items()}
+
+
+def _true(plan: Plan, inputs: Inputs, trial: Trial, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients through the loop over tokens at `values`, in float64."""
+    layer = plan.form.recurrence.layer
+    leaves = {name: x.detach().double().requires_grad_() for name, x in values.items()}
     with torch.enable_grad():
         tensors = in_order_of_equations(layer, {name: leaves[name] for name in inputs.tensors})
         states = {s: leaves[f"{s}0"] for s in inputs.states}
         outputs, finals = reference(layer, tensors, inputs.params, states)
-        gradients = _gradients(leaves, _loss(outputs, finals, trial))
-    precisions = [how for d, _, how in plan.config.precision if d == trial.case.dtype and gate != "portable"]
-    least = max([FLOAT32, *(BOUNDS[p] for p in precisions)])
-    return {
-        name: Expected(value, given[name].dtype, max(least, bound(given[name].dtype, ())))
-        for name, value in gradients.items()
-    }
+        return _gradients(leaves, _loss(outputs, finals, trial))
+
+
+def _sensitive(plan: Plan, given: Mapping[str, Tensor]) -> list[str]:
+    """Whose gradients are no sums of a few products: inputs that all tokens have in common, whose gradients are sums over
+    tokens; and all, where the gradients of what is read depend on it."""
+    layer = plan.form.recurrence.layer
+    if plan.gradients is not None and depends_on_reads(plan.gradients.adjoint):
+        return list(given)
+    return [t.name for t in layer.inputs if layer.time not in t.axes and t.name in given]
+
+
+def _nudged(plan: Plan, given: Mapping[str, Tensor], least: float) -> dict[str, Tensor]:
+    """What products multiply, each element off by up to a relative `least`, as rounding it would."""
+    layer = plan.form.recurrence.layer
+    generator = torch.Generator().manual_seed(4)
+    channels = {a for s in plan.form.states for a in (s.row_axis, s.column_axis) if a}
+    values = dict(given)
+    operands = [t.name for t in layer.inputs if layer.time in t.axes and channels & set(t.axes)]
+    for name in (*operands, *(f"{s.name}0" for s in layer.states)):
+        if name in given:
+            x = given[name].double()
+            noise = 2 * torch.rand(x.shape, generator=generator, dtype=torch.float64) - 1
+            values[name] = x * (1 + least * noise.to(x.device))
+    return values
 
 
 def _initials(inputs: Inputs) -> dict[str, Tensor]:
