@@ -29,6 +29,7 @@ from ssdgen.cli.options import (
 )
 from ssdgen.cli.output import progress, say, show, show_json
 from ssdgen.cli.target import check_overwritten, check_package_name
+from ssdgen.diagnostics import UserError
 from ssdgen.files import differing, write_all
 from ssdgen.ir.layer import Dtype
 from ssdgen.plan.roofline import H200
@@ -63,6 +64,7 @@ def plan(
     shape: Shapes = None,
     dtype: Annotated[str, typer.Option(help="With --shape: the dtype of the inputs.")] = "bf16",
     optional: Optional = None,
+    gradients: Annotated[bool, typer.Option("--gradients", help="The kernels of the gradients instead.")] = False,
     bandwidth: Annotated[float, typer.Option(min=0.001, max=1e6, help="With --shape: TB/s of a copy.")] = H200.bandwidth
     / 1e12,
     tflops: Annotated[float, typer.Option(min=0.001, max=1e9, help="With --shape: TFLOP/s in bf16.")] = H200.products
@@ -73,6 +75,9 @@ def plan(
     """Print what the kernels of a spec load, multiply and store; for a shape how much, and how long that takes at least."""
     shapes = shapes_of(shape)
     (kind,) = several(dtype, get_args(Dtype), "--dtype", most=1)
+    if gradients and (shapes or json):
+        other = "--shape" if shapes else "--json"
+        raise UserError(f"--gradients prints kernels alone: not with {other}", "ssdgen plan SPEC --gradients")
     form, _ = pipeline.derive(spec)
     kernels = pipeline.plan(form, settings(config))
     if shapes:
@@ -81,9 +86,9 @@ def plan(
     elif json:
         show_json(kernels)
     else:
-        from ssdgen.plan.describe import describe
+        from ssdgen.plan.describe import describe, describe_gradients
 
-        show(describe(kernels))
+        show(describe_gradients(kernels) if gradients else describe(kernels))
 
 
 @app.command()

@@ -90,13 +90,20 @@ def warm(
     shape: Shapes = None,
     dtype: Annotated[str, typer.Option(help="Dtypes of the inputs, by commas.")] = "bf16",
     arch: Annotated[str | None, typer.Option(help="For this architecture instead of the GPU here.")] = None,
+    also: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Beside forward and step, by commas: gradients, states, steps."),
+    ] = None,
     jobs: Jobs = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Compile all that modules launch, so that first calls are fast."""
+    from ssdgen.run.warm import ALSO
+
     shapes = shapes_of(shape)
     dtypes = several(dtype, get_args(Dtype), "--dtype")
+    more = several(also, ALSO, "--also") if also is not None else ()
     target = several(arch, ARCHITECTURES, "--arch", most=1)[0] if arch else None
     warmed = []
     with progress("warm") as step:
@@ -105,7 +112,7 @@ def warm(
             def heard(kernel: Kernel, done: int, total: int) -> None:
                 step(done, total, kernel.request.kernel)
 
-            warmed.append(pipeline.warm(module, shapes, dtypes, target, jobs, heard))
+            warmed.append(pipeline.warm(module, shapes, dtypes, target, jobs, heard, more))
     slow = [w for w in warmed if (w.first_call_extra or 0.0) > FIRST_CALL_LIMIT]
     failed = [kernel for w in warmed for kernel in w.kernels if kernel.problem]
     if json:

@@ -11,7 +11,7 @@ from ssdgen.ir.build import CompileRequest
 from ssdgen.ir.layer import Dtype, Layer
 from ssdgen.ir.plan import Plan, WalkKernel
 from ssdgen.run.inputs import DTYPES, takes
-from ssdgen.run.recorded import Call, StepCall, record, record_step
+from ssdgen.run.recorded import Call, StepCall, gradients_of, record, record_gradients, record_step
 
 UNDECLARED_SIZE = 64
 
@@ -28,9 +28,9 @@ def compile_requests(
     """Every kernel that `module`, emitted from `plan`, launches for aligned inputs of `dtypes`, once an architecture.
 
     Shapes are those of the class that is used most: the declared sizes, a multiple of 16 tokens, one group; every optional
-    input once present and once absent; steps too; with `packed` those for packed sequences too, if the plan has any; with
-    `states` those that keep states at the ends of blocks. A dtype that the layer does not take gives nothing. `note` ends
-    every label.
+    input once present and once absent; steps and gradients too; with `packed` those for packed sequences, if the plan has
+    any; with `states` those that keep states at the ends of blocks. A dtype that the layer does not take gives nothing.
+    `note` ends every label.
     """
     layer = plan.form.recurrence.layer
     found: dict[CompileRequest, list[str]] = {}
@@ -44,6 +44,9 @@ def compile_requests(
         for way in ways:
             for request in _launched(plan, module, dtype, *way):
                 found.setdefault(replace(request, label=""), []).append(request.label)
+            if not way[2]:
+                for request in _differentiated(plan, module, dtype, *way[:2]):
+                    found.setdefault(replace(request, label=""), []).append(request.label)
         for request in _stepped(plan, module, dtype, subsets):
             found.setdefault(replace(request, label=""), []).append(request.label)
     labelled = [replace(request, label=f"{_common(labels)} {note}".strip()) for request, labels in found.items()]
@@ -76,6 +79,21 @@ def _launched(
     every = config.chunk if states else 0
     call = Call(sizes, dtype, present, initial=True, packed=packed, states_every=every)
     return [launch.request for launch in record(module, call, config, label)]
+
+
+def _differentiated(
+    plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...], packed: bool
+) -> list[CompileRequest]:
+    """The kernels of the gradients of one call, with initial states, where gradients arrive at the final ones too."""
+    layer = plan.form.recurrence.layer
+    sizes = _aligned(layer, 2 * plan.config.chunk) | ({layer.batch: 1} if packed else {})
+    label = " ".join([dtype, *(f"with {name}" for name in present), *(["packed"] if packed else [])])
+    call = Call(sizes, dtype, present, initial=True, packed=packed)
+    gradients = gradients_of(module)
+    if gradients is None:
+        return []
+    config = replace(gradients.CONFIGS[DTYPES[dtype]], segments=2)  # as in a call of the forward pass
+    return [launch.request for launch in record_gradients(module, call, config, label)]
 
 
 def _stepped(plan: Plan, module: ModuleType, dtype: Dtype, subsets: Iterable[tuple[str, ...]]) -> list[CompileRequest]:

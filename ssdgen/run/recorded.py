@@ -105,6 +105,32 @@ def record_step(module: Any, step: StepCall, config: Any = None, label: str = ""
     return _recorded(module, label, lambda: module.step(*states, **arguments, config=config))
 
 
+def gradients_of(module: Any) -> Any:
+    """The module of gradients beside `module`; None if there is none."""
+    beside = importlib.import_module("._gradients", module.__package__)
+    return importlib.import_module(f"{module.__name__}_gradients") if beside.beside(module.__name__) else None
+
+
+def record_gradients(
+    module: Any, call: Call, config: Any = None, label: str = "", *, finals: bool = True
+) -> tuple[Launch, ...]:
+    """The launches of the gradients of `call`, as `record` has its own: none where kernels compute no gradients. With `finals`
+    gradients arrive at final states too. `config` is a Config of the module of gradients."""
+    gradients = gradients_of(module)
+    if gradients is None:
+        return ()
+    layer, arguments, names = module.LAYER, blank(module, call), _argument_names(module)
+    inputs = [arguments.get(names(i.name)) for i in layer.inputs]
+    states = [arguments.get(names(f"{s}0")) for s in layer.states]
+    leader = next(x for x in inputs if x is not None)
+    outputs = [torch.empty([call.sizes[a] for a in axes], dtype=leader.dtype) for axes in layer.outputs.values()]
+    defaults = inspect.signature(module.forward).parameters
+    scalars = [float(defaults[names(s.name)].default) for s in layer.scalars]
+    edges = arguments.get("cu_seqlens")
+    ends = [torch.empty([call.sizes[a] for a in axes]) if finals else None for axes in layer.states.values()]
+    return _recorded(module, label, lambda: gradients.GRADIENTS(inputs, scalars, states, edges, outputs, ends, config))
+
+
 def _recorded(module: Any, label: str, call: Callable[[], Any]) -> tuple[Launch, ...]:
     with recording(module, label) as launches, torch.no_grad():
         call()

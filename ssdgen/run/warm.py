@@ -14,11 +14,12 @@ import inspect
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Literal, get_args
 
 import torch
 
@@ -28,7 +29,7 @@ from ssdgen.files import make_folder
 from ssdgen.ir.build import CompileRequest
 from ssdgen.ir.layer import Dtype
 from ssdgen.run.load import load_file
-from ssdgen.run.recorded import Call, StepCall, blank, record, record_step, takes_packed
+from ssdgen.run.recorded import Call, StepCall, blank, gradients_of, record, record_gradients, record_step, takes_packed
 from ssdgen.run.tune.compile import Compiler
 from ssdgen.run.tune.device import H200, Device, assumed, here
 from ssdgen.run.tune.remote import Died, Remote, serve
@@ -41,6 +42,16 @@ PERIOD = 2048
 
 SHORT = 64
 """Tokens that are one chunk, whichever of 64 and more a chunk has."""
+
+EVERY = 256
+"""Tokens between states that are kept: a multiple of every chunk that a module may choose."""
+
+STEPS = (4, 16)
+"""Tokens of several steps at once, of either class."""
+
+Also = Literal["gradients", "states", "steps"]
+ALSO: tuple[Also, ...] = get_args(Also)
+"""What is compiled on request: gradients, calls with `states_every`, `steps` of several tokens."""
 
 TIMEOUT = 300.0
 PROCESSES = 4
@@ -104,10 +115,11 @@ def warm(
     arch: str | None = None,
     jobs: int | None = None,
     heard: Callable[[Kernel, int, int], None] = lambda kernel, done, total: None,
+    also: Collection[Also] = (),
 ) -> Warmed:
     """Compile what the module at `path` launches for `shapes`, every optional input absent and present, tokens of every
     class, with the configurations that it would choose, for this GPU or for `arch`, of which one with the multiprocessors of
-    an H200 is assumed.
+    an H200 is assumed. `also` says what beside `forward` and `step` is compiled.
 
     `heard` is told of each kernel, how many are done and how many there are. Raises UserError if the cache is off, or for
     a shape that the module refuses.
@@ -126,9 +138,16 @@ def warm(
         device = replace(device, arch=arch, name=f"a GPU of {arch} with {device.multiprocessors} multiprocessors")
     calls = list(calls_of(module, shapes, dtypes))
     requests = list(dict.fromkeys(r for call in calls for r in launched(module, call, device)))
-    requests += dict.fromkeys(
-        r for call in step_calls_of(module, shapes, dtypes) for r in stepped(module, call, device)
-    )
+    steps = list(step_calls_of(module, shapes, dtypes))
+    requests += dict.fromkeys(r for step in steps for r in stepped(module, step, device))
+    if "steps" in also:
+        requests += dict.fromkeys(r for step in several_steps(module, steps) for r in stepped(module, step, device))
+    if "states" in also:
+        kept = (replace(call, states_every=EVERY) for call in calls)
+        requests += dict.fromkeys(r for call in kept for r in launched(module, call, device))
+    if "gradients" in also:
+        requests += dict.fromkeys(r for call in calls for r in differentiated(module, call, device))
+    requests = list(dict.fromkeys(requests))
     kernels: list[Kernel] = []
     with Compiler(device.arch, jobs, cache, TIMEOUT) as compiler:
         for place, (answer,) in compiler.compiled([(request,) for request in requests]):
@@ -189,6 +208,29 @@ def step_calls_of(
             dtypes, subsets, _forms(module), states, (False, True)
         ):
             yield StepCall(Call(sizes, dtype, present, forms), state, pooled)
+
+
+def several_steps(module: ModuleType, steps: Iterable[StepCall]) -> Iterator[StepCall]:
+    """The same steps of several tokens, with and without the states before each kept."""
+    for step, tokens, keeps in itertools.product(steps, STEPS, (False, True)):
+        sizes = {**step.call.sizes, module.LAYER.time: tokens}
+        yield replace(step, call=replace(step.call, sizes=sizes), keeps=keeps)
+
+
+def differentiated(module: ModuleType, call: Call, device: Device) -> tuple[CompileRequest, ...]:
+    """The kernels of the gradients of `call` on `device`, for gradients at outputs alone and at final states too, and whether
+    one block has all heads of a group or several share them, which depends on batch and tokens."""
+    gradients = gradients_of(module)
+    if gradients is None:
+        return ()
+    leader = gradients.GRADIENTS.leader
+    default = gradients.CONFIGS[next(v.dtype for k, v in blank(module, call).items() if k.rstrip("_") == leader)]
+    configs = [replace(default, shares=n) for n in (1, 2)] if hasattr(default, "shares") else [default]
+    with assumed(module, device):
+        several = [
+            record_gradients(module, call, config, finals=finals) for config in configs for finals in (False, True)
+        ]
+    return tuple(launch.request for launches in several for launch in launches)
 
 
 def stepped(module: ModuleType, call: StepCall, device: Device) -> tuple[CompileRequest, ...]:

@@ -19,16 +19,20 @@ from ssdgen.ir.report import Check, Report
 from ssdgen.run import gates
 from tests.cli.conftest import Command
 
+GRADIENTS = ("segment_states", "entry_states", "segment_gradients", "state_gradients", "chunk_gradients")
+"""The kernels of the gradients of a spec whose decay depends on no input."""
+
 
 @pytest.mark.slow
 def test_build_shows_what_kernels_use(ssdgen: Command) -> None:
     result = ssdgen("build", "retnet", "--arch", "sm_90", "--dtype", "bf16", "--jobs", "2", "-o", "cubins")
     assert (result.code, result.err) == (0, "")
     rows = [line.split() for line in result.out.splitlines()]
-    assert [row[:3] for row in rows if row[:2][-1:] == ["sm_90"]] == [
-        ["segment_states", "sm_90", "bf16"],
-        ["walk_out", "sm_90", "bf16"],
-        *[["token_step", "sm_90", "bf16"]] * 3,
+    assert [row[:4] for row in rows if row[2:3] == ["sm_90"]] == [
+        ["retnet", "segment_states", "sm_90", "bf16"],
+        ["retnet", "walk_out", "sm_90", "bf16"],
+        *(["retnet_gradients", kernel, "sm_90", "bf16"] for kernel in GRADIENTS),
+        *[["retnet", "token_step", "sm_90", "bf16"]] * 3,
     ]
     assert "wgmma" in result.out
     assert "failed" not in result.out
@@ -37,13 +41,12 @@ def test_build_shows_what_kernels_use(ssdgen: Command) -> None:
         "retnet.segment_states.sm_90.bf16.cubin",
         *(f"retnet.token_step.sm_90.{label}.cubin" for label in steps),
         "retnet.walk_out.sm_90.bf16.cubin",
+        *sorted(f"retnet_gradients.{kernel}.sm_90.bf16.cubin" for kernel in GRADIENTS),
     ]
     assert all(Path("cubins", name).read_bytes()[:4] == b"\x7fELF" for name in os.listdir("cubins"))
     data = json.loads(ssdgen("build", "retnet", "--arch", "sm_90", "--dtype", "bf16", "--json").out)
     assert [(r["kernel"], r["ok"], r["cached"]) for r in data["results"]] == [
-        ("segment_states", True, True),
-        ("walk_out", True, True),
-        *[("token_step", True, True)] * 3,
+        *((kernel, True, True) for kernel in ("segment_states", "walk_out", *GRADIENTS, *["token_step"] * 3))
     ]
 
 
@@ -52,8 +55,8 @@ def test_build_against_another_point(ssdgen: Command) -> None:
     """Swapped operands against not, in one table: the second point's rows say what is different."""
     result = ssdgen("build", "linear_attention", "--arch", "sm_90", "--dtype", "bf16", "--against", "swap=intra")
     assert result.code == 0, result.err
-    rows = [line.split()[:4] for line in result.out.splitlines()]
-    assert [r for r in rows if r[0] == "walk_out"] == [
+    rows = [line.split()[1:5] for line in result.out.splitlines()]
+    assert [r for r in rows if r[:1] == ["walk_out"]] == [
         ["walk_out", "sm_90", "bf16", "wgmma"],
         ["walk_out", "sm_90", "bf16", "swap=intra"],
     ]
@@ -67,10 +70,11 @@ def test_build_several(ssdgen: Command) -> None:
     result = ssdgen(*arguments, "-o", "cubins")
     assert result.code == 0, result.err
     rows = [line.split()[:3] for line in result.out.splitlines()]
-    kernels = ("segment_states", "walk_out", *["token_step"] * 3)
-    expected = [[m, k, "sm_90"] for m in ("retnet", "linear_attention") for k in kernels]
+    kernels = [("", k) for k in ("segment_states", "walk_out")]
+    kernels += [*(("_gradients", k) for k in GRADIENTS), *[("", "token_step")] * 3]
+    expected = [[m + of, k, "sm_90"] for m in ("retnet", "linear_attention") for of, k in kernels]
     assert rows[0][:2] == ["module", "kernel"]
-    assert rows[1:11] == expected
+    assert [r for r in rows if r[2:] == ["sm_90"] and "_g" not in r[0]] == [e for e in expected if "_g" not in e[0]]
     assert {f"{m}.{k}.sm_90.bf16.cubin" for m, k, _ in expected} <= set(os.listdir("cubins"))
     assert len(os.listdir("cubins")) == len(expected)
     data = json.loads(ssdgen(*arguments, "--json").out)

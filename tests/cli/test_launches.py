@@ -12,6 +12,8 @@ def test_every_launch_is_a_request_once() -> None:
     planned = pipeline.plan(form, {})
     module = pipeline.load(pipeline.emit(planned))
     requests = compile_requests(planned, module, ["sm_80", "sm_90"], ["bf16", "f32"])
+    gradients = [r for r in requests if r.module_path.endswith("_gradients.py")]
+    requests = [r for r in requests if r not in gradients]
     assert [(r.kernel, r.label) for r in requests if r.arch == "sm_90"] == [
         ("chunk_cumsum", "bf16 f32"),
         ("segment_states", "bf16"),
@@ -32,6 +34,12 @@ def test_every_launch_is_a_request_once() -> None:
         ("token_step", "f32 with 4 tokens"),
     ]
     assert len(requests) == len(set(requests)) == 34
+    walks = ("segment_gradients", "state_gradients", "chunk_gradients")
+    assert [(r.kernel, r.label) for r in gradients if r.arch == "sm_90" and "bf16" in r.label] == [
+        *((kernel, "bf16") for kernel in ("segment_states", "entry_states", *walks)),
+        ("token_gradients", "bf16 f32"),
+        *((kernel, "bf16 with z") for kernel in walks),
+    ]
     cumsum = {argument.name: argument for argument in requests[0].signature}
     assert isinstance(cumsum["dt"], ArrayArg)
     assert isinstance(cumsum["dt_min"], ScalarArg)

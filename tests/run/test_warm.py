@@ -18,10 +18,21 @@ from ssdgen.emit.package import package
 from ssdgen.files import write_all
 from ssdgen.ir.build import ArrayArg
 from ssdgen.run.load import load_file
-from ssdgen.run.recorded import Call, blank, record, recording
+from ssdgen.run.recorded import Call, blank, record, record_gradients, recording
 from ssdgen.run.tune.compile import Compiler
 from ssdgen.run.tune.device import H200
-from ssdgen.run.warm import calls_of, launched, module_path, near, step_calls_of, stepped, warm
+from ssdgen.run.warm import (
+    EVERY,
+    calls_of,
+    differentiated,
+    launched,
+    module_path,
+    near,
+    several_steps,
+    step_calls_of,
+    stepped,
+    warm,
+)
 
 GENERATED = Path(__file__).resolve().parents[2] / "generated"
 SIZES = {"b": 2, "t": 4096, "h": 8, "g": 1, "p": 64, "n": 128}
@@ -164,3 +175,28 @@ def test_compiling_fills_the_cache_and_is_not_done_again(tmp_path: Path) -> None
             cache.execute("UPDATE cache SET blob = ?, blob_size = ?", (blob + mark, len(blob + mark)))
     assert cubins[1] == cubins[0] + mark, "another process takes what it finds, and compiles nothing"
     assert answers[0].cubin[:4] == b"\x7fELF"  # type: ignore[union-attr]
+
+
+def test_gradients_of_any_length_are_compiled(mamba2: ModuleType) -> None:
+    """No later call that is differentiated finds a class that was not warmed."""
+    calls = list(calls_of(mamba2, [{"b": 2, "h": 8, "t": 4096}], ["bf16"]))
+    warmed = {r for call in calls for r in differentiated(mamba2, call, H200)}
+    assert {r.kernel for r in warmed} >= {"entry_states", "chunk_gradients", "token_gradients"}
+    for tokens in (1, 64, 65, 1000, 2048, 3001, 4096, 9999, 65536):
+        for present, initial, finals in itertools.product(((), ("z",)), (False, True), (False, True)):
+            call = Call({**SIZES, "t": tokens}, "bf16", present, (("D", 1), ("dt_bias", 0)), initial)
+            launches = record_gradients(mamba2, call, finals=finals)
+            assert {launch.request for launch in launches} <= warmed, (tokens, present, initial, finals)
+
+
+def test_several_steps_and_kept_states(mamba2: ModuleType) -> None:
+    """What `--also steps` and `--also states` add: kernels with other flags, and arrays of other lengths."""
+    steps = list(step_calls_of(mamba2, [{"b": 2}], ["bf16"]))
+    several = list(several_steps(mamba2, steps))
+    assert len(several) == 4 * len(steps)
+    assert {(s.call.sizes["t"] % 16 == 0, s.keeps) for s in several} == set(itertools.product((False, True), repeat=2))
+    one = {r for s in steps[:4] for r in stepped(mamba2, s, H200)}
+    assert not one & {r for s in several[:4] for r in stepped(mamba2, s, H200) if s.keeps}
+    call = next(calls_of(mamba2, [{"b": 2}], ["bf16"]))
+    kept = set(launched(mamba2, replace(call, states_every=EVERY), H200)) - set(launched(mamba2, call, H200))
+    assert [r.kernel for r in kept] == ["walk_out"]
