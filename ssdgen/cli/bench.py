@@ -59,7 +59,7 @@ ALL_PEERS = "TileGym,mamba_ssm,fla"
 
 @bench.callback()
 def bench_help(context: typer.Context) -> None:
-    """Measure the forward pass and one-token steps beside others on a GPU; draw the results."""
+    """Measure the passes forward and backward, and one-token steps, beside others on a GPU; draw the results."""
     if context.invoked_subcommand is None:
         show(context.get_help())
 
@@ -103,6 +103,38 @@ def forward(
         document = measured(
             subject, shapes, CudaMeter(), environment(_command()), _effort(rounds, seconds, workers), file,
             again=search_peers, scale=scale, progress=step, save=save,
+        )  # fmt: skip
+    _finish(document, out, json)
+
+
+@bench.command()
+def backward(
+    shape: Shapes = None,
+    out: Out = None,
+    peers: Annotated[str, typer.Option(metavar="NAMES", help="TileGym, mamba_ssm, by commas; or none.")] = (
+        "TileGym,mamba_ssm"
+    ),
+    rounds: Rounds = 20,
+    seconds: Seconds = 300.0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """The gradient kernels and the peers' backward passes, alone and behind the forward pass, checked against float64 first."""
+    from ssdgen.run.bench.backward import PEERS, SHAPES
+    from ssdgen.run.bench.backward import backward as measured
+    from ssdgen.run.bench.environment import environment, need_gpu
+    from ssdgen.run.bench.measure import CudaMeter
+    from ssdgen.run.bench.ours import differentiable_module
+
+    shapes, others = _shapes(shape, SHAPES), () if peers == "none" else several(peers, PEERS, "--peers")
+    need_gpu()
+    form, _ = pipeline.derive("mamba2")
+    module = differentiable_module(pipeline.emit(pipeline.plan(form, {})))
+    save = _saver(out)
+    with progress("bench backward") as step:
+        document = measured(
+            module, form.recurrence.layer, shapes, CudaMeter(), environment(_command()), _effort(rounds, seconds, None),
+            peers=others, progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)
 

@@ -31,7 +31,8 @@ def tables(document: Document) -> Iterator[Table | str]:
         yield _ratios(document)
     for mean in document.means:
         yield (
-            f"ours is {mean.mean:.2f} times as fast as {mean.peer} (geometric mean of {mean.count} of {mean.shapes} shapes), "
+            f"{mean.axis + ': ' if mean.axis else ''}ours is {mean.mean:.2f} times as fast as {mean.peer} "
+            f"(geometric mean of {mean.count} of {mean.shapes} shapes), "
             f"{mean.smallest:.2f} at least ({mean.smallest_shape})"
         )
     if document.scale:

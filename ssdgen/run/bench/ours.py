@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ssdgen.build.store import folder_in_cache
-from ssdgen.emit import emit
+from ssdgen.emit import ModuleSource, emit
 from ssdgen.emit.support._segments import segments
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.plan import Config
@@ -42,6 +42,11 @@ def write_module(form: ChunkForm, config: Config) -> Path:
     """The folder of a package with the module of `form` at `config`, written unless it is there."""
     planned = plan(form, config)
     return kept(folder_in_cache("bench"), emit(planned, portable_only=bool(planned.refused))).parent
+
+
+def differentiable_module(source: ModuleSource) -> ModuleType:
+    """A module with that of its gradients beside it."""
+    return load_file(kept(folder_in_cache("bench"), source))
 
 
 def load_module(folder: Path, name: str) -> ModuleType:

@@ -3,12 +3,12 @@
 A file is one `Document`, its fields by name; every row is one of the dataclasses here, its fields by name, `null` where
 something was not measured. Times are microseconds, sizes bytes, shapes strings (`batch,tokens,heads,groups,p,n`).
 
-    {"format": 1, "study": "forward" | "ablation" | "growth" | "decode", "environment": {...}, "flushing": "...",
+    {"format": 1, "study": "forward" | "backward" | "ablation" | "growth" | "decode", "environment": {...}, "flushing": "...",
      "rows": [Row, ...], "ratios": [Ratio, ...], "means": [Mean, ...], "scale": [Scale, ...],
      "techniques": [Technique, ...], "bends": [Bend, ...], "notes": ["...", ...]}
 
-A `forward` has rows, ratios, means and scale; an `ablation` techniques; a `growth` rows, ratios, scale and bends;
-a `decode` rows, ratios, means and scale.
+A `forward` has rows, ratios, means and scale, a `backward` the first three; an `ablation` techniques; a `growth` rows, ratios,
+scale and bends; a `decode` rows, ratios, means and scale.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar, get_args
 from ssdgen.diagnostics import UserError
 
 FORMAT = 1
-Study = Literal["forward", "ablation", "growth", "decode"]
+Study = Literal["forward", "backward", "ablation", "growth", "decode"]
 OURS, DEFAULT = "ours", "default"
 """Our family, and the name of what of it a user gets."""
 LOOP, ATTENTION = "token loop", "attention"
@@ -73,7 +73,8 @@ class Spread:
 class Row:
     """One implementation at one shape; without a time if it failed or its error is over the bound, and `note` says which.
 
-    `family` is who wrote it, `name` which of theirs; `axis` in a growth study the axis that the shape lies on. `error` and
+    `family` is who wrote it, `name` which of theirs; `axis` in a growth study the axis that the shape lies on, in that of
+    the backward pass which passes are timed. `error` and
     `state_error` are relative norms of y and of the final state against float64. `graph_us` is under CUDA graphs with the L2
     cache flushed, `eager_us` a call among many, `host_us` what a call keeps the host busy. `launched_bytes` is what our
     launches move and `floor_us` the least that they take, by the plan's roofline at the rates measured there. `extra_bytes` is
@@ -135,6 +136,7 @@ class Mean:
     mean: float
     smallest: float
     smallest_shape: str
+    axis: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,17 +224,17 @@ def _ratio(ours: Row | None, peer: Row | None) -> tuple[float | None, str]:
 
 
 def means(found: Iterable[Ratio]) -> tuple[Mean, ...]:
-    """One for each peer with a ratio that counts."""
-    peers: dict[str, list[Ratio]] = {}
+    """One for each peer with a ratio that counts, and each axis."""
+    peers: dict[tuple[str, str], list[Ratio]] = {}
     for ratio in found:
-        peers.setdefault(ratio.peer, []).append(ratio)
+        peers.setdefault((ratio.peer, ratio.axis), []).append(ratio)
     out = []
-    for peer, several in peers.items():
+    for (peer, axis), several in peers.items():
         counted = [(r.ratio, r.shape) for r in several if r.ratio is not None]
         if counted:
             smallest, shape = min(counted)
             mean = math.exp(math.fsum(math.log(r) for r, _ in counted) / len(counted))
-            out.append(Mean(peer, len(counted), len(several), mean, smallest, shape))
+            out.append(Mean(peer, len(counted), len(several), mean, smallest, shape, axis))
     return tuple(out)
 
 
