@@ -212,6 +212,7 @@ def test_what_int32_does_not_reach_is_left_to_the_portable_form() -> None:
     x = torch.empty(0)
     assert not _gradients.reached(mamba2.LAYER, sizes, [x])
     assert _gradients.reached(mamba2.LAYER, {**sizes, "t": 1 << 10}, [x])
+    assert not _gradients.reached(mamba2.LAYER, {**sizes, "t": 1 << 10, "p": 257}, [x]), "no tile has so many rows"
 
 
 @pytest.mark.parametrize("name", ["states_every", "seq_idx", "mask"])

@@ -30,6 +30,9 @@ PROLOGUE, JUMP = 2.0, 0.5
 
 MOST_SEGMENTS = 32
 
+WIDEST = 256
+"""The longest axis of a state that a tile holds."""
+
 
 @dataclass(frozen=True)
 class Gradients:
@@ -84,7 +87,10 @@ class Gradients:
 
 
 def reached(layer: _rt.Layer, size: Mapping[str, int], inputs: Sequence[Tensor | None]) -> bool:
-    """Whether int32 reaches every array, entry states of chunks of CHUNK tokens among them."""
+    """Whether int32 reaches every array, entry states of chunks of CHUNK tokens among them, and a tile a whole state."""
+    channels = (a for axes in layer.states.values() for a in axes if a not in (layer.batch, layer.head))
+    if any(size[a] > WIDEST for a in channels):
+        return False
     tokens = max(x.numel() for x in inputs if x is not None)
     chunks = (size[layer.time] // CHUNK + 1) * size[layer.batch] + size.get(_rt.SEQUENCE, 0)
     states = max(math.prod(size[a] for a in axes if a != layer.batch) for axes in layer.states.values())
