@@ -25,7 +25,10 @@ from ssdgen.run.reference import reference
 from ssdgen.run.steps import Within
 
 BLOCKS = 17
-"""Chunks of the longest trial: one more than the gradient takes at a time where kernels run."""
+"""Chunks of the longest trial: one more than the portable form takes at a time where kernels run without those of gradients."""
+
+CHUNKS = 4
+"""The same where those are: enough for states to go on from chunk to chunk."""
 
 FLOAT32 = 1e-4
 """The bound of a gradient that float32 computes: where steps and decays are summed over all tokens, terms cancel."""
@@ -76,7 +79,9 @@ def trials(gate: Gate, plan: Plan) -> Iterator[Trial]:
     absent = frozenset(can_be_absent(layer)) | {f"{s.name}0" for s in layer.states}
     yield Trial("gradients, all absent", Case(short.sizes, dtype="f32", absent=absent, seed=23))
     if gate != "portable":
-        yield Trial("gradients, several blocks", Case(sizes_for(layer, BLOCKS * chunk + 3), dtype="f32", seed=24))
+        kernels = plan.gradients is not None and not plan.gradients.refused
+        tokens = (CHUNKS if kernels else BLOCKS) * chunk + 3
+        yield Trial("gradients, several blocks", Case(sizes_for(layer, tokens), dtype="f32", seed=24))
     if takes(layer, "bf16"):
         yield Trial("gradients bf16", Case(short.sizes, dtype="bf16", seed=25))
 
@@ -126,9 +131,10 @@ def truth(plan: Plan, inputs: Inputs, trial: Trial, gate: Gate) -> dict[str, Exp
     precisions = [how for d, _, how in plan.config.precision if d == trial.case.dtype and gate != "portable"]
     least = max([FLOAT32, *(BOUNDS[p] for p in precisions)])
     bounds = {name: max(least, bound(x.dtype, ())) for name, x in given.items()}
-    if precisions:
+    sensitive = _sensitive(plan, given) if precisions else []
+    if sensitive:
         moved = _true(plan, inputs, trial, _nudged(plan, given, max(ROUNDING[p] for p in precisions)))
-        for name in _sensitive(plan, given):
+        for name in sensitive:
             change = (moved[name] - gradients[name]).norm() / gradients[name].norm().clamp_min(1e-30)
             bounds[name] = max(bounds[name], MOVED * float(change))
     return {name: Expected(value, given[name].dtype, bounds[name]) for name, value in gradients.items()}

@@ -226,8 +226,9 @@ def test_a_second_derivative_is_refused() -> None:
             torch.autograd.grad(y.sum(), leaves["q"], create_graph=True)
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("every", [None, 64])
+@pytest.mark.parametrize(
+    ("name", "every"), [*((name, None) for name in SPECS), *((name, 64) for name in ("mamba2", "mlstm"))]
+)
 def test_opcheck(name: str, every: int | None) -> None:
     """torch's own checks: schema, fake implementation, autograd, tracing with sizes that are not known."""
     module, inputs = importlib.import_module(f"generated.{name}"), inputs_of(name, tokens=70)
