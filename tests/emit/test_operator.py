@@ -252,7 +252,7 @@ def test_opcheck_of_gradients(name: str) -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(dynamic: bool) -> None:
     """One graph in which the call is one node; the same values and gradients."""
-    inputs = inputs_of("mamba2", tokens=130)
+    inputs = inputs_of("mamba2", tokens=70)
 
     def call(**named: Any) -> tuple[Tensor, ...]:
         return mamba2.OPERATOR.call(*in_order(mamba2, named))
