@@ -26,9 +26,7 @@ class GradientHost(Host):
     def __init__(self, gradients: GradientPlan) -> None:
         super().__init__(gradients.plan)
         self._gradients = gradients
-        adjoint = gradients.adjoint
-        self._ends = {s.state: s.name for s in adjoint.states}
-        self._lengths = {r.name: r for r in gradients.results}
+        self._ends = {s.state: s.name for s in gradients.adjoint.states}
 
     def gradient(self, name: str) -> str:
         """The variable of a gradient: one that arrives, or a result."""

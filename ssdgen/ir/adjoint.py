@@ -28,7 +28,7 @@ which rounds like itself, for a running sum in two directions over an [L, L] til
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from ssdgen.ir.chunkform import ChunkForm, Read, at_token, lagged
 from ssdgen.ir.expr import ZERO, Axes, Contract, Expr, Ref, mul, to_text
@@ -214,6 +214,22 @@ class Adjoint:
     lets: tuple[Gradient, ...]
     inputs: tuple[Gradient, ...]
 
+    def of_read(self, name: str) -> Gradient:
+        """The gradient of the read called `name`; KeyError if there is none."""
+        return {g.of.name: g for g in self.reads if isinstance(g.of, Ref)}[name]
+
+    def score(self, name: str) -> ScoreAdjoint:
+        """The gradient of a score called `name`; KeyError if there is none."""
+        return {s.name: s for s in self.scores}[name]
+
+    def write(self, name: str) -> WriteAdjoint:
+        """The gradient of a write called `name`; KeyError if there is none."""
+        return {w.name: w for w in self.writes}[name]
+
+    def vector(self, name: str) -> VectorAdjoint:
+        """The gradient of a vector called `name`; KeyError if there is none."""
+        return {v.name: v for v in self.vectors}[name]
+
     def __str__(self) -> str:
         return "\n".join(_Text(self).lines())
 
@@ -270,9 +286,6 @@ class _Text:
         when = f"    when {term.when}" if term.when else ""
         return f"{f'sum[{summed}] ' if summed else ''}{later}{when}"
 
-    def read(self, name: str) -> Read:
-        return next(r for r in self.form.reads if r.name == name)
-
     def power(self, decay: str, at: int, after: str = "") -> str:
         return self.form.power_text(decay, lagged(-at, "i"), after)
 
@@ -282,7 +295,7 @@ class _Text:
     def state(self, state: StateAdjoint) -> list[str]:
         decay = self.form.state(state.state).decay
         lines = [f"{state.name} = {self.form.power_text(decay, 'L-1')}{state.name}_end"]
-        for r in map(self.read, state.reads):
+        for r in map(self.form.read, state.reads):
             vector = at_token(r.vector, "i")
             lines.append(f"  + sum_i {self.power(decay, r.at)}{self.with_rows(r, '[i]', ' (x)')} {vector}")
         return lines
@@ -313,29 +326,29 @@ class _Text:
             product = "" if term.row is None else f"{at_token(term.row, lagged(write.lag))} . "
             terms.append(f"{self.from_end(write.decay)}{product}{self.d_state[term.state]}_end")
         for name in write.scores:
-            score = self.form.score(_find(self.adjoint.scores, name).score)
+            score = self.form.score(self.adjoint.score(name).score)
             terms.append(f"sum_i {self.power(write.decay, score.at, 'j')}{name}[i,j] {at_token(score.vector, 'i')}")
         return [f"{write.name}[j] = {terms[0]}", *(f"  + {term}" for term in terms[1:])]
 
     def vector(self, vector: VectorAdjoint) -> list[str]:
         terms = []
-        for read in map(self.read, vector.reads):
+        for read in map(self.form.read, vector.reads):
             terms.append(f"{self.power(vector.decay, vector.at)}{self.with_rows(read, '[i]', ' .')} {read.state}")
         for name in vector.scores:
-            score = self.form.score(_find(self.adjoint.scores, name).score)
+            score = self.form.score(self.adjoint.score(name).score)
             factors = (f"{name}[i,j]", self.form.weight_text(score.weight), at_token(score.column, lagged(score.lag)))
             terms.append(f"sum_j {self.power(vector.decay, vector.at, 'j')}{' '.join(f for f in factors if f)}")
         return [f"{vector.name}[i] = {terms[0]}", *(f"  + {term}" for term in terms[1:])]
 
     def weight(self, weight: WeightAdjoint) -> str:
-        writes = [_find(self.adjoint.writes, name) for name in weight.writes]
+        writes = [self.adjoint.write(name) for name in weight.writes]
         return f"{weight.name}[j] = {' + '.join(f'{w.name}[j] . {at_token(w.column, lagged(w.lag))}' for w in writes)}"
 
     def decay(self, decay: DecayAdjoint) -> list[str]:
         of = self.form.decay(decay.decay)
         product = "*" if of.kind == "channel" else "."
-        vectors = [(_find(self.adjoint.vectors, name), name) for name in decay.vectors]
-        writes = [_find(self.adjoint.writes, name) for name in decay.writes]
+        vectors = [(self.adjoint.vector(name), name) for name in decay.vectors]
+        writes = [self.adjoint.write(name) for name in decay.writes]
         terms = []
         for v, name in vectors:
             i = "i" if v.at == 0 else "i+1"
@@ -353,7 +366,7 @@ class _Text:
 
     def token(self, state: StateAdjoint) -> str:
         move = next(m for m in self.form.step.moves if m.state == state.state)
-        reads = [self.read(name) for name in state.reads]
+        reads = [self.form.read(name) for name in state.reads]
         after, before = (
             "".join(f" + {self.with_rows(r, '', ' (x)')} {factor_text(r.vector)}" for r in reads if r.at == at)
             for at in (0, -1)
@@ -366,11 +379,3 @@ def _scaled(log2_decay: Expr, total: str) -> str:
     if log2_decay == ZERO:
         return total
     return f"2^({log2_decay}) {f'({total})' if ' ' in total else total}"
-
-
-Named = TypeVar("Named", ScoreAdjoint, WriteAdjoint, VectorAdjoint)
-
-
-def _find(items: tuple[Named, ...], name: str) -> Named:
-    """The one of that name; KeyError if there is none."""
-    return {item.name: item for item in items}[name]

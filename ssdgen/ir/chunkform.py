@@ -126,6 +126,10 @@ class ChunkForm:
         """The state called `name`; KeyError if there is none."""
         return {s.name: s for s in self.states}[name]
 
+    def read(self, name: str) -> Read:
+        """The read called `name`; KeyError if there is none."""
+        return {r.name: r for r in self.reads}[name]
+
     def __str__(self) -> str:
         layer = self.recurrence.layer
         lines = [f"{layer.name}: a chunk of L tokens that starts from {', '.join(s.name for s in self.states)}", ""]

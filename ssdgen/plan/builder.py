@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -128,6 +129,14 @@ class KernelBuilder:
             self.section(section, target.axes).append(load)
             self.known[key] = target
         return self.known[key]
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is made within it, the body of a flag, stays there: no tile is moved before the loop, or known after."""
+        hoist, known = self.hoist, dict(self.known)
+        self.hoist = None
+        yield
+        self.hoist, self.known = hoist, known
 
     def section(self, section: list[Statement], axes: Axes) -> list[Statement]:
         """Where a statement whose result has these axes goes: `section`, or before the loop it stands in."""

@@ -228,9 +228,7 @@ def output(parts: Parts, declared: Output) -> None:
 
 def _gate(builder: WalkBuilder, gate: Gate, tile: Ref) -> When:
     """What an optional input changes an output to, and nothing else: its tiles are not known outside."""
-    hoist, known = builder.hoist, dict(builder.known)
     body: list[Statement] = []
-    builder.hoist = None
-    body.append(Let(tile, builder.tile(body, gate.value), gate.span.line))
-    builder.hoist, builder.known = hoist, known
+    with builder.apart():
+        body.append(Let(tile, builder.tile(body, gate.value), gate.span.line))
     return When(builder.presence(gate.tensor), tuple(body))

@@ -50,49 +50,28 @@ def segment_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateK
     builder.hoist = (layer.time, before)
     advance(builder, state, carried, before, step)
 
-    part = builder.declare(_part(form, config, state))
-    after: list[tuple[str, tuple[Statement, ...]]] = []
-    ends = builder.known.get(f"end {state.decay}")
-    if ends is not None:
-        left = Ref(builder.names.fresh(f"{state.name}_left_tile"))
-        before.append(Zeros(left))
-        step.append(Let(left, Apply("add", (left, ends))))
-        total = builder.declare(_left(form, state))
-        after.append(("ct.bid(2) == 0", (Store(total, builder.slots(total), left, ()),)))
-    axes = builder.parameters[part].axes
-    store = Store(part, builder.slots(part), carried, builder.tile_axes(axes), builder.latency(state.name))
-    after.insert(0, ("", (store,)))
-    builder.declare(Parameter("per_segment", "scalar", "cut.per_segment", dtype="i32"))
-    builder.constant("chunk")
-    for axis in channels:
-        builder.constant(f"tile_{axis}", f"state_tile_{axis}")
+    part, after = segment_end(builder, state.name, state, carried, (before, step), builder.latency(state.name))
+    declare_segment(builder, channels)
     builder.finish(before, step)
-    tiled = f"{channels[-1]}_tiles"
-    place = [f"{channels[-1]}_tile = ct.bid(2)"]
-    if len(channels) == 2:
-        at = axes.index(channels[1])
-        place = [
-            f"{tiled} = ct.cdiv({part}.shape[{at}], {tile_constant(channels[1])})",
-            f"{channels[0]}_tile, {channels[1]}_tile = ct.bid(2) // {tiled}, ct.bid(2) % {tiled}",
-        ]
-    heads = f"{part}.shape[{axes.index(layer.head)}]"
+    stored = builder.parameters[part]
+    heads = f"{part}.shape[{stored.axes.index(layer.head)}]"
+    tiles = state_tiles(stored, channels)
     position = [
-        *walk_position(builder, heads, segmented=True, ends=True), *place, *builder.position_lines("heads")
+        *walk_position(builder, heads, segmented=True, ends=True), *tiles, *builder.position_lines("heads")
     ]  # fmt: skip
-    grid = " * ".join(f"_rt.ceil_div(size_{a}, config.state_tile_{a})" for a in channels)
     return StateKernel(
         name=STATES if len(form.states) == 1 else f"{STATES}_{state.name}",
         role="fwd_pass_state",
         doc=f"The state {state.name} that a segment would end with if it began at zero, and the sum of its log2 decays.",
         parameters=builder.ordered_parameters(),
-        grid=(f"cut.walks * size_{layer.head}", "cut.inner", grid),
+        grid=(f"cut.walks * size_{layer.head}", "cut.inner", state_grid(channels)),
         position=tuple(position),
         occupancy="occupancy_fwd_pass_state",
         chunks=RANGE,
         before=tuple(before),
         enter=(),
         step=tuple(step),
-        after=tuple(after),
+        after=after,
     )
 
 
@@ -110,7 +89,9 @@ def walk_kernel(form: ChunkForm, config: Config, segmented: bool) -> WalkKernel:
 
     carried = {s.name: Ref(builder.names.of("state", f"{s.name}_tile"), _layout(config, s)) for s in form.states}
     entered: list[Statement] = [builder.initial(s, carried[s.name]) for s in form.states]
-    jump = [s for state in form.states for s in _jump(builder, state, carried[state.name])] if segmented else []
+    jump: list[Statement] = []
+    for state in form.states if segmented else ():
+        jump += jump_over(builder, state.name, state, carried[state.name])
 
     builder.hoist = (layer.time, parts.before)
     totals = [contract(parts, r, partial(carried.__getitem__, r.state)) for r in form.reads]
@@ -160,19 +141,93 @@ def walk_kernel(form: ChunkForm, config: Config, segmented: bool) -> WalkKernel:
 
 def segment_workspaces(form: ChunkForm, config: Config) -> tuple[Workspace, ...]:
     """The end states of segments, and the sums of their decays: for all segments but the last, which nothing enters."""
-    out = []
-    for state in form.states:
-        part = _part(form, config, state)
-        lengths = {SEGMENTS: "cut.parts", form.recurrence.layer.batch: "cut.lanes"}
-        shape = tuple(lengths.get(a, f"size_{a}") for a in part.axes)
-        doc = f"the state {state.name} that each segment would end with if it began at zero"
-        out.append(Workspace(part.name, part.axes, shape, "f32", doc))
-        if form.decay(state.decay).kind != "none":
-            left = _left(form, state)
-            doc = f"the sum of the log2 decays of {state.name} over each segment"
-            shape = tuple(lengths.get(a, f"size_{a}") for a in left.axes)
-            out.append(Workspace(left.name, left.axes, shape, "f32", doc))
-    return tuple(out)
+    docs = (
+        "the state {} that each segment would end with if it began at zero",
+        "the sum of the log2 decays of {} over each segment",
+    )
+    return tuple(w for s in form.states for w in end_workspaces(form, config, s.name, s, "cut.parts", docs))
+
+
+def end_workspaces(
+    form: ChunkForm, config: Config, name: str, state: ChunkState, segments: str, docs: tuple[str, str]
+) -> tuple[Workspace, ...]:
+    """What a walk called `name` leaves of each segment, `segments` in number: its end, and the sum of the decays of `state` if
+    that has any. `docs` say what each is, with {} for the state."""
+    lengths = {SEGMENTS: segments, form.recurrence.layer.batch: "cut.lanes"}
+    buffers = [(_part(form, config, name, state), docs[0])]
+    if form.decay(state.decay).kind != "none":
+        buffers.append((_left(form, name), docs[1]))
+    return tuple(
+        Workspace(p.name, p.axes, tuple(lengths.get(a, f"size_{a}") for a in p.axes), "f32", doc.format(state.name))
+        for p, doc in buffers
+    )
+
+
+def segment_end(
+    builder: WalkBuilder,
+    name: str,
+    state: ChunkState,
+    carried: Ref,
+    sections: tuple[list[Statement], list[Statement]],
+    latency: str | None = None,
+) -> tuple[str, tuple[tuple[str, tuple[Statement, ...]], ...]]:
+    """The buffer of the end of a segment that a walk called `name` leaves, and the stores of it and of the sum of the decays of
+    `state`, for which statements are appended to `sections`, before the loop and in it."""
+    part = builder.declare(_part(builder.form, builder.config, name, state))
+    stores = [
+        ("", (Store(part, builder.slots(part), carried, builder.tile_axes(builder.parameters[part].axes), latency),))
+    ]
+    ends = builder.known.get(f"end {state.decay}")
+    if ends is not None:
+        before, step = sections
+        left = Ref(builder.names.fresh(f"{name}_left_tile"))
+        before.append(Zeros(left))
+        step.append(Let(left, Apply("add", (left, ends))))
+        total = builder.declare(_left(builder.form, name))
+        stores.append(("ct.bid(2) == 0", (Store(total, builder.slots(total), left, ()),)))
+    return part, tuple(stores)
+
+
+def jump_over(builder: WalkBuilder, name: str, state: ChunkState, carried: Ref) -> list[Statement]:
+    """carried = 2^left carried + part: over one segment, whose end a walk called `name` left."""
+    form = builder.form
+    statements: list[Statement] = []
+    kept: Expr = carried
+    if form.decay(state.decay).kind != "none":
+        left = builder.declare(_left(form, name))
+        tile = Ref(builder.names.fresh(f"{left}_tile"))
+        statements.append(Load(tile, left, builder.slots(left)))
+        kept = mul(exp2(tile), carried)
+    part = builder.declare(_part(form, builder.config, name, state))
+    tile = Ref(builder.names.fresh(f"{part}_tile"), carried.axes)
+    statements.append(Load(tile, part, builder.slots(part), builder.latency(state.name)))
+    statements.append(Let(carried, Apply("add", (kept, tile))))
+    return statements
+
+
+def declare_segment(builder: WalkBuilder, channels: Axes) -> None:
+    """Declare what a walk over a segment with a tile of the state takes besides arrays."""
+    builder.declare(Parameter("per_segment", "scalar", "cut.per_segment", dtype="i32"))
+    builder.constant("chunk")
+    for axis in channels:
+        builder.constant(f"tile_{axis}", f"state_tile_{axis}")
+
+
+def state_tiles(stored: Parameter, channels: Axes) -> list[str]:
+    """The assignments that place a block at its tile of the state, which `stored` is an array of."""
+    column = channels[-1]
+    if len(channels) == 1:
+        return [f"{column}_tile = ct.bid(2)"]
+    tiles, row = f"{column}_tiles", channels[0]
+    return [
+        f"{tiles} = ct.cdiv({stored.name}.shape[{stored.axes.index(column)}], {tile_constant(column)})",
+        f"{row}_tile, {column}_tile = ct.bid(2) // {tiles}, ct.bid(2) % {tiles}",
+    ]
+
+
+def state_grid(channels: Axes) -> str:
+    """The number of tiles of a state."""
+    return " * ".join(f"_rt.ceil_div(size_{a}, config.state_tile_{a})" for a in channels)
 
 
 def _layout(config: Config, state: ChunkState) -> Axes:
@@ -186,32 +241,14 @@ def _walks(form: ChunkForm) -> Axes:
     return (layer.batch, layer.head, SEGMENTS)
 
 
-def _part(form: ChunkForm, config: Config, state: ChunkState) -> Parameter:
-    name = f"{state.name}_part"
-    return Parameter(name, "workspace", name, (*_walks(form), *_layout(config, state)), "f32")
+def _part(form: ChunkForm, config: Config, name: str, state: ChunkState) -> Parameter:
+    return Parameter(f"{name}_part", "workspace", f"{name}_part", (*_walks(form), *_layout(config, state)), "f32")
 
 
-def _left(form: ChunkForm, state: ChunkState) -> Parameter:
+def _left(form: ChunkForm, name: str) -> Parameter:
     """Segments come first: with them last, its strides would be of another class, to be compiled for, from length to length."""
-    name, layer = f"{state.name}_left", form.recurrence.layer
-    return Parameter(name, "workspace", name, (SEGMENTS, layer.batch, layer.head), "f32")
-
-
-def _jump(builder: WalkBuilder, state: ChunkState, carried: Ref) -> list[Statement]:
-    """S = 2^left S + part: over one segment before this one."""
-    form = builder.form
-    statements: list[Statement] = []
-    kept: Expr = carried
-    if form.decay(state.decay).kind != "none":
-        left = builder.declare(_left(form, state))
-        tile = Ref(builder.names.fresh(f"{left}_tile"))
-        statements.append(Load(tile, left, builder.slots(left)))
-        kept = mul(exp2(tile), carried)
-    part = builder.declare(_part(form, builder.config, state))
-    tile = Ref(builder.names.fresh(f"{part}_tile"), carried.axes)
-    statements.append(Load(tile, part, builder.slots(part), builder.latency(state.name)))
-    statements.append(Let(carried, Apply("add", (kept, tile))))
-    return statements
+    layer = form.recurrence.layer
+    return Parameter(f"{name}_left", "workspace", f"{name}_left", (SEGMENTS, layer.batch, layer.head), "f32")
 
 
 def _owned(form: ChunkForm, state: ChunkState) -> tuple[str, ...]:

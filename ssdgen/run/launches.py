@@ -69,15 +69,10 @@ def _launched(
     plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...], packed: bool, states: bool
 ) -> list[CompileRequest]:
     """The kernels of one call, with initial states."""
-    layer = plan.form.recurrence.layer
-    sizes = _aligned(layer, 2 * plan.config.chunk) | ({layer.batch: 1} if packed else {})
     config = module.CONFIGS[DTYPES[dtype]]
     if hasattr(config, "segments"):  # a sequence this short would be one segment, and leave kernels out
         config = replace(config, segments=2)
-    flags = [name for name, on in (("packed", packed), ("states kept", states)) if on]
-    label = " ".join([dtype, *(f"with {name}" for name in present), *flags])
-    every = config.chunk if states else 0
-    call = Call(sizes, dtype, present, initial=True, packed=packed, states_every=every)
+    call, label = _aligned_call(plan, dtype, present, packed, config.chunk if states else 0)
     return [launch.request for launch in record(module, call, config, label)]
 
 
@@ -85,10 +80,7 @@ def _differentiated(
     plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...], packed: bool
 ) -> list[CompileRequest]:
     """The kernels of the gradients of one call, with initial states, where gradients arrive at the final ones too."""
-    layer = plan.form.recurrence.layer
-    sizes = _aligned(layer, 2 * plan.config.chunk) | ({layer.batch: 1} if packed else {})
-    label = " ".join([dtype, *(f"with {name}" for name in present), *(["packed"] if packed else [])])
-    call = Call(sizes, dtype, present, initial=True, packed=packed)
+    call, label = _aligned_call(plan, dtype, present, packed)
     gradients = gradients_of(module)
     if gradients is None:
         return []
@@ -113,6 +105,17 @@ def _stepped(plan: Plan, module: ModuleType, dtype: Dtype, subsets: Iterable[tup
         for call, label in calls
         for launch in record_step(module, call, module.STEP.config, label=f"{dtype} {label}".strip())
     ]
+
+
+def _aligned_call(
+    plan: Plan, dtype: Dtype, present: tuple[str, ...], packed: bool, states_every: int = 0
+) -> tuple[Call, str]:
+    """A call of two chunks with initial states, and its label."""
+    layer = plan.form.recurrence.layer
+    sizes = _aligned(layer, 2 * plan.config.chunk) | ({layer.batch: 1} if packed else {})
+    flags = [name for name, on in (("packed", packed), ("states kept", states_every)) if on]
+    label = " ".join([dtype, *(f"with {name}" for name in present), *flags])
+    return Call(sizes, dtype, present, initial=True, packed=packed, states_every=states_every), label
 
 
 def _aligned(layer: Layer, tokens: int) -> dict[str, int]:

@@ -122,8 +122,8 @@ def record_gradients(
     layer, arguments, names = module.LAYER, blank(module, call), _argument_names(module)
     inputs = [arguments.get(names(i.name)) for i in layer.inputs]
     states = [arguments.get(names(f"{s}0")) for s in layer.states]
-    leader = next(x for x in inputs if x is not None)
-    outputs = [torch.empty([call.sizes[a] for a in axes], dtype=leader.dtype) for axes in layer.outputs.values()]
+    dtype = dtype_of(module, call, gradients.GRADIENTS.leader)
+    outputs = [torch.empty([call.sizes[a] for a in axes], dtype=dtype) for axes in layer.outputs.values()]
     defaults = inspect.signature(module.forward).parameters
     scalars = [float(defaults[names(s.name)].default) for s in layer.scalars]
     edges = arguments.get("cu_seqlens")
@@ -179,6 +179,12 @@ def blank(module: Any, call: Call) -> dict[str, Any]:
     if call.states_every:
         arguments["states_every"] = call.states_every
     return arguments
+
+
+def dtype_of(module: Any, call: Call, name: str) -> torch.dtype:
+    """The dtype of the input `name`, as the spec calls it, in `call`; KeyError if that lacks it."""
+    dtype: torch.dtype = blank(module, call)[_argument_names(module)(name)].dtype
+    return dtype
 
 
 def takes_packed(module: Any) -> bool:

@@ -29,7 +29,17 @@ from ssdgen.files import make_folder
 from ssdgen.ir.build import CompileRequest
 from ssdgen.ir.layer import Dtype
 from ssdgen.run.load import load_file
-from ssdgen.run.recorded import Call, StepCall, blank, gradients_of, record, record_gradients, record_step, takes_packed
+from ssdgen.run.recorded import (
+    Call,
+    StepCall,
+    blank,
+    dtype_of,
+    gradients_of,
+    record,
+    record_gradients,
+    record_step,
+    takes_packed,
+)
 from ssdgen.run.tune.compile import Compiler
 from ssdgen.run.tune.device import H200, Device, assumed, here
 from ssdgen.run.tune.remote import Died, Remote, serve
@@ -223,8 +233,7 @@ def differentiated(module: ModuleType, call: Call, device: Device) -> tuple[Comp
     gradients = gradients_of(module)
     if gradients is None:
         return ()
-    leader = gradients.GRADIENTS.leader
-    default = gradients.CONFIGS[next(v.dtype for k, v in blank(module, call).items() if k.rstrip("_") == leader)]
+    default = gradients.CONFIGS[dtype_of(module, call, gradients.GRADIENTS.leader)]
     configs = [replace(default, shares=n) for n in (1, 2)] if hasattr(default, "shares") else [default]
     with assumed(module, device):
         several = [

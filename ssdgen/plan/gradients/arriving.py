@@ -33,8 +33,7 @@ def read_axes(adjoint: Adjoint, gradient: Gradient) -> Axes:
     """The axes of the buffer of the gradient of what is read: batch, head, time, and the row axis if the state has one."""
     layer = adjoint.form.recurrence.layer
     assert isinstance(gradient.of, Ref)
-    read = next(r for r in adjoint.form.reads if r.name == gradient.of.name)
-    row = adjoint.form.state(read.state).row_axis
+    row = adjoint.form.state(adjoint.form.read(gradient.of.name).state).row_axis
     return (layer.batch, layer.head, layer.time, *([row] if row else []))
 
 
@@ -73,10 +72,8 @@ def load_arriving(
             before = builder.known[gate.quantity]
             target = Ref(builder.names.of("gradient", f"{gate.name}_tile"), before.axes)
             body: list[Statement] = []
-            hoist, known = builder.hoist, dict(builder.known)
-            builder.hoist = None
-            value = mul(builder.arithmetic(body, gate.factor), builder.widened(before))
-            builder.hoist, builder.known = hoist, known
+            with builder.apart():
+                value = mul(builder.arithmetic(body, gate.factor), builder.widened(before))
             gated = (*body, Let(target, value))
             section.append(When(builder.presence(gate.tensor), gated, (Let(target, before),)))
             builder.known[gate.name] = builder.known[f"array {gate.name}"] = target

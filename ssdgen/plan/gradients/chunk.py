@@ -19,16 +19,16 @@ from ssdgen.ir.adjoint import Adjoint, Contribution, DecayAdjoint, Gradient, Wei
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
 from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, add, mul, refs
 from ssdgen.ir.gradients import ChunkGradientKernel, Result
-from ssdgen.ir.plan import CHUNKS, KEY, SHARES, Config, Dot, Inner, Let, Parameter, Slot, Statement, Store, When
+from ssdgen.ir.plan import CHUNKS, KEY, SHARES, Config, Dot, Inner, Let, Parameter, Statement, Store, When
 from ssdgen.plan.decays import grown
-from ssdgen.plan.gradients.arriving import combined, load_arriving
+from ssdgen.plan.gradients.arriving import load_arriving
 from ssdgen.plan.gradients.parts import Parts
+from ssdgen.plan.gradients.results import store_gradient
 from ssdgen.plan.gradients.sort import Sorted
 from ssdgen.plan.gradients.units import unit_of
 from ssdgen.plan.lower import retime
-from ssdgen.plan.place import CHUNK_TABLE, chunk_position, declare_packed
-from ssdgen.plan.reads import shared_axes
-from ssdgen.plan.walk import WalkBuilder, tile_constant
+from ssdgen.plan.place import chunk_position
+from ssdgen.plan.walk import WalkBuilder
 
 NAME = "chunk_gradients"
 
@@ -36,14 +36,8 @@ NAME = "chunk_gradients"
 def chunk_kernel(adjoint: Adjoint, config: Config, gradients: Sorted) -> tuple[ChunkGradientKernel, tuple[Result, ...]]:
     """The kernel, and where it leaves the gradients of inputs."""
     form = adjoint.form
-    row, column = shared_axes(form)
-    assert row is not None
-    unit = unit_of(form)
-    builder = WalkBuilder(form, config, (row, column))
-    builder.place |= {a: Slot(a, "0", tile_constant(a)) for a in (row, column)}
-    builder.place |= {a: Slot(a, index, "1") for a, index in ((SHARES, "share"), (CHUNKS, "slot"))}
-    declare_packed(builder, CHUNK_TABLE)
-    parts = Parts(builder, adjoint, row, column)
+    unit, parts = unit_of(form), Parts.begin(adjoint, config)
+    builder = parts.builder
     for score in form.scores:
         parts.scores(score)
     used = {t.quantity for g in (*gradients.rows, *gradients.gated) for t in g.terms}
@@ -51,7 +45,7 @@ def chunk_kernel(adjoint: Adjoint, config: Config, gradients: Sorted) -> tuple[C
     for adj in adjoint.rows:
         parts.row_gradient(adj)
     parts.know(*(term.factor for g in gradients.rows for term in g.terms))
-    results = [r for g in gradients.rows for r in _row(parts, g)]
+    results = [r for g in gradients.rows for r in store_gradient(builder, parts.each, g)]
     results += [r for g in gradients.gated for r in _gated(parts, g)]
     results += [_column(parts, g, unit) for g in gradients.columns]
     for weight in adjoint.weights:
@@ -59,10 +53,7 @@ def chunk_kernel(adjoint: Adjoint, config: Config, gradients: Sorted) -> tuple[C
     for decay in adjoint.decays:
         _store_scalar(parts, sum_name(decay), _decay(parts, decay))
 
-    builder.constant("chunk")
-    for axis in (row, column):
-        builder.constant(f"tile_{axis}", f"size_{axis}")
-    builder.finish(parts.once, parts.each, parts.after)
+    parts.finish()
     token = ["token = ct.arange(CHUNK, dtype=ct.int32)"] if "token" in builder.used | _masks(builder) else []
     heads, place, grid = _unit(parts, unit)
     kernel = ChunkGradientKernel(
@@ -138,7 +129,7 @@ def _store_scalar(parts: Parts, name: str, value: Expr) -> None:
 def _weight(parts: Parts, adj: WeightAdjoint) -> Expr:
     """The gradient of a weight."""
     terms: list[Expr] = []
-    for write in (next(w for w in parts.adjoint.writes if w.name == name) for name in adj.writes):
+    for write in map(parts.adjoint.write, adj.writes):
         for term in write.terms:
             state = parts.form.state(term.state)
             terms.append(mul(parts.carry(write.decay), parts.row_pulled(state, term.row, write.column)))
@@ -152,18 +143,18 @@ def _decay(parts: Parts, adj: DecayAdjoint) -> Expr:
     total: list[Expr] = []
     taken: list[Expr] = []
     written: list[Expr] = []
-    for vector in (next(v for v in parts.adjoint.vectors if v.name == name) for name in adj.vectors):
-        for read in (next(r for r in form.reads if r.name == name) for name in vector.reads):
+    for vector in map(parts.adjoint.vector, adj.vectors):
+        for read in map(form.read, vector.reads):
             seen: Expr = mul(parts.builder.widened(parts.read(read.name)), parts.carried(read))
             seen = seen if form.state(read.state).row_axis is None else Contract(seen, ONE, parts.row)
             total.append(mul(parts.grown(read.decay), parts.named(f"seen {read.name}", "seen", seen, (time,))))
         for name in vector.scores:
-            score = form.score(next(s for s in parts.adjoint.scores if s.name == name).score)
+            score = form.score(parts.adjoint.score(name).score)
             weighted = mul(parts.flowed(name), retime(parts.weight(score.weight), time, KEY))
             past = parts.named(f"past {name}", "past", parts.causal(weighted, -1), (KEY, time), "between two tokens")
             total.append(Contract(past, ONE, KEY))
             taken.append(parts.over_time(f"passed {name}", "passed", past))
-    for write in (next(w for w in parts.adjoint.writes if w.name == name) for name in adj.writes):
+    for write in map(parts.adjoint.write, adj.writes):
         for term in write.terms:
             pulled = parts.row_pulled(form.state(term.state), term.row, write.column)
             written.append(mul(parts.weight(write.weight), parts.carry(write.decay), pulled))
@@ -225,12 +216,12 @@ def _add_column(parts: Parts, target: Ref, term: Contribution, factor: Expr) -> 
                 parts.each.append(Dot(target, (weighted, end), parts.row, target, carried))
         for name in write.scores:
             mixed = parts.mix(name, retime(factor, time, KEY))
-            score = parts.form.score(next(s for s in parts.adjoint.scores if s.name == name).score)
+            score = parts.form.score(parts.adjoint.score(name).score)
             at_key = Ref(target.name, (KEY, parts.column))
             parts.after.append(Dot(at_key, (mixed, parts.vector_tile(score.vector)), time, at_key, intra))
         return
-    vector = next(v for v in parts.adjoint.vectors if v.name == term.quantity)
-    for read in (next(r for r in parts.form.reads if r.name == name) for name in vector.reads):
+    vector = parts.adjoint.vector(term.quantity)
+    for read in map(parts.form.read, vector.reads):
         weighted = mul(builder.widened(parts.read(read.name)), mul(factor, parts.grown(read.decay)))
         state = parts.form.state(read.state)
         if state.row_axis is None:
@@ -239,41 +230,10 @@ def _add_column(parts: Parts, target: Ref, term: Contribution, factor: Expr) -> 
         else:
             parts.each.append(Dot(target, (weighted, parts.entry(state)), parts.row, target, carried))
     for name in vector.scores:
-        score = parts.form.score(next(s for s in parts.adjoint.scores if s.name == name).score)
+        score = parts.form.score(parts.adjoint.score(name).score)
         mixed = parts.mix(name, mul(retime(parts.weight(score.weight), time, KEY), factor))
         keys = retime(parts.column_tile(score.column), time, KEY)
         parts.after.append(Dot(target, (mixed, keys), KEY, target, intra))
-
-
-def _row(parts: Parts, gradient: Gradient, section: list[Statement] | None = None) -> list[Result]:
-    """Append the gradient of a let or an input along the row axis, and its store: of an input that lacks tokens, the sum over
-    those of the chunk."""
-    builder, layer = parts.builder, parts.builder.layer
-    assert isinstance(gradient.of, Ref)
-    section = parts.each if section is None else section
-    value = combined(builder, section, gradient)
-    summed = gradient.terms[0].summed
-    if parts.time in summed:
-        value = Contract(value, ONE, parts.time)
-    axes = builder.natural(value)
-    target = Ref(builder.names.of("gradient", f"{gradient.name}_tile"), axes)
-    if value != target:
-        section.append(Let(target, value))
-    builder.known[gradient.name] = target
-    if gradient.of.name not in {t.name for t in layer.inputs}:
-        return []
-    tensor = layer.tensor(gradient.of.name)
-    array_axes = builder.array_axes(tensor)
-    if parts.time in summed:
-        rest = tuple(a for a in array_axes if a not in (layer.batch, layer.time))
-        array_axes = (layer.batch, CHUNKS, *(rest if layer.head in rest else (layer.head, *rest)))
-        name = f"{gradient.name}_part"
-        array = builder.declare(Parameter(name, "workspace", name, array_axes, "f32"))
-    else:
-        name = gradient.name
-        array = builder.declare(Parameter(name, "gradient", tensor.name, array_axes, f"like {tensor.name}"))
-    section.append(Store(array, builder.slots(array), target, builder.tile_axes(array_axes)))
-    return [Result(tensor.name, name, array_axes)]
 
 
 def _gated(parts: Parts, gradient: Gradient) -> list[Result]:
@@ -288,11 +248,11 @@ def _gated(parts: Parts, gradient: Gradient) -> list[Result]:
         parts.grown(read.decay)
         for interaction in read.interactions:
             parts.score(parts.form.score(interaction.score))
-    hoist, known, each = builder.hoist, dict(builder.known), parts.each
     body: list[Statement] = []
-    parts.each = body
-    parts.know(*factors)
-    results = _row(parts, gradient, body)
-    builder.hoist, builder.known, parts.each = hoist, known, each
+    each, parts.each = parts.each, body
+    with builder.apart():
+        parts.know(*factors)
+        results = store_gradient(builder, body, gradient)
+    parts.each = each
     parts.each.append(When(builder.presence(gradient.of.name), tuple(body)))
     return results

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from ssdgen.ir.adjoint import Adjoint, RowAdjoint
 from ssdgen.ir.chunkform import ChunkForm, ChunkState, Read, Score
 from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, add, axes_of, mul, refs
-from ssdgen.ir.plan import KEY, Dot, Let, Parameter, Statement, Zeros
+from ssdgen.ir.plan import CHUNKS, KEY, SHARES, Config, Dot, Let, Parameter, Slot, Statement, Zeros
 from ssdgen.plan.decays import Sums, decay_sums, decayed, grown, weight_tile
 from ssdgen.plan.gradients.walks import end_name
 from ssdgen.plan.lower import retime, where
+from ssdgen.plan.place import CHUNK_TABLE, declare_packed
+from ssdgen.plan.reads import shared_axes
 from ssdgen.plan.shared import product_key, product_name
-from ssdgen.plan.walk import WalkBuilder, entry_axes, entry_dtype
+from ssdgen.plan.walk import WalkBuilder, entry_axes, entry_dtype, tile_constant
 
 
 @dataclass
@@ -29,6 +31,24 @@ class Parts:
     after: list[Statement] = field(default_factory=list)
     accumulators: list[Ref] = field(default_factory=list)
     mixed: dict[tuple[str, Expr], Ref] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, adjoint: Adjoint, config: Config) -> Parts:
+        """Those of a kernel whose blocks have one chunk, and whole rows and columns."""
+        row, column = shared_axes(adjoint.form)
+        assert row is not None
+        builder = WalkBuilder(adjoint.form, config, (row, column))
+        builder.place |= {a: Slot(a, "0", tile_constant(a)) for a in (row, column)}
+        builder.place |= {a: Slot(a, index, "1") for a, index in ((SHARES, "share"), (CHUNKS, "slot"))}
+        declare_packed(builder, CHUNK_TABLE)
+        return cls(builder, adjoint, row, column)
+
+    def finish(self) -> None:
+        """Declare the constants, and what the statements so far use."""
+        self.builder.constant("chunk")
+        for axis in (self.row, self.column):
+            self.builder.constant(f"tile_{axis}", f"size_{axis}")
+        self.builder.finish(self.once, self.each, self.after)
 
     @property
     def form(self) -> ChunkForm:
@@ -123,7 +143,7 @@ class Parts:
 
     def flow(self, name: str) -> Ref:
         """The gradient of scores by name, times what is left: nothing flows from a token to one before."""
-        d_score = next(s for s in self.adjoint.scores if s.name == name)
+        d_score = self.adjoint.score(name)
         score, target = self.form.score(d_score.score), Ref(f"{name}_tile", (KEY, self.time))
         key = f"flow {name}"
         if key not in self.builder.known:
@@ -145,8 +165,7 @@ class Parts:
 
     def read(self, name: str) -> Ref:
         """The gradient of a read."""
-        gradient = next(g for g in self.adjoint.reads if isinstance(g.of, Ref) and g.of.name == name)
-        return self.builder.known[gradient.name]
+        return self.builder.known[self.adjoint.of_read(name).name]
 
     def entry(self, state: ChunkState) -> Ref:
         """The state that enters the chunk."""
@@ -242,7 +261,7 @@ class Parts:
 
     def flowed(self, name: str) -> Ref:
         """flow * scores: what a decay and a weight between two tokens are asked for."""
-        score = self.form.score(next(s for s in self.adjoint.scores if s.name == name).score)
+        score = self.form.score(self.adjoint.score(name).score)
         value = mul(self.flow(name), self.scores(score))
         return self.named(f"flowed {name}", "flow", value, (KEY, self.time), "what the weight at j is asked for by i")
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from ssdgen.ir.adjoint import Adjoint
 from ssdgen.ir.expr import Ref
 from ssdgen.ir.gradients import ChunkGradientKernel
-from ssdgen.ir.plan import CHUNKS, Config, Slot, Store, Workspace
+from ssdgen.ir.plan import Config, Store, Workspace
 from ssdgen.plan.gradients.arriving import depends_on_reads, load_arriving, read_array, read_axes, read_gradient
 from ssdgen.plan.gradients.parts import Parts
 from ssdgen.plan.lower import where
-from ssdgen.plan.place import CHUNK_TABLE, chunk_position, declare_packed
-from ssdgen.plan.reads import shared_axes
-from ssdgen.plan.walk import WalkBuilder, tile_constant
+from ssdgen.plan.place import chunk_position
 
 NAME = "read_gradients"
 
@@ -36,14 +34,8 @@ def read_kernel(adjoint: Adjoint, config: Config) -> ChunkGradientKernel | None:
     """The kernel that makes again what each token reads, and stores its gradient; None where nobody needs that."""
     if not depends_on_reads(adjoint):
         return None
-    form, layer = adjoint.form, adjoint.form.recurrence.layer
-    row, column = shared_axes(form)
-    assert row is not None
-    builder = WalkBuilder(form, config, (row, column))
-    builder.place |= {a: Slot(a, "0", tile_constant(a)) for a in (row, column)}
-    builder.place[CHUNKS] = Slot(CHUNKS, "slot", "1")
-    declare_packed(builder, CHUNK_TABLE)
-    parts = Parts(builder, adjoint, row, column)
+    parts = Parts.begin(adjoint, config)
+    builder, layer = parts.builder, parts.builder.layer
     factors = [g.factor for g in adjoint.gates] + [t.factor for g in adjoint.reads for t in g.terms]
     parts.know(*factors)
     load_arriving(builder, parts.each, adjoint, {t.quantity for g in adjoint.reads for t in g.terms}, reads=())
@@ -54,10 +46,7 @@ def read_kernel(adjoint: Adjoint, config: Config) -> ChunkGradientKernel | None:
         axes = builder.tile_axes(builder.parameters[array].axes)
         parts.each.append(Store(array, builder.slots(array), where(inside, builder.widened(value)), axes))
 
-    builder.constant("chunk")
-    for axis in (row, column):
-        builder.constant(f"tile_{axis}", f"size_{axis}")
-    builder.finish(parts.once, parts.each)
+    parts.finish()
     stored = next(p for p in builder.parameters.values() if p.role == "workspace" and layer.head in p.axes)
     heads = [f"heads = {stored.name}.shape[{stored.axes.index(layer.head)}]"] if layer.groups else []
     builder.used |= {"token", "length"}

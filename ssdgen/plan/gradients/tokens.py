@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ssdgen.ir.adjoint import Adjoint, Gradient
+from ssdgen.ir.adjoint import Adjoint
 from ssdgen.ir.chunkform import ChunkState
 from ssdgen.ir.expr import ONE, Apply, Contract, Expr, Ref, add
 from ssdgen.ir.gradients import Result, TokenGradientKernel
-from ssdgen.ir.plan import CHUNKS, Config, Cumsum, Let, Parameter, Slot, Statement, Store
+from ssdgen.ir.plan import CHUNKS, Config, Cumsum, Let, Parameter, Slot, Statement
 from ssdgen.plan.builder import KernelBuilder
-from ssdgen.plan.gradients.arriving import combined
 from ssdgen.plan.gradients.chunk import met_axes, met_name, sum_name, written_name
+from ssdgen.plan.gradients.results import store_gradient
 from ssdgen.plan.gradients.sort import Sorted
 from ssdgen.plan.lower import where
 from ssdgen.plan.place import CHUNK_TABLE, chunk_position, declare_packed
@@ -54,7 +54,7 @@ def token_gradient_kernel(
         note = "of the natural logarithm: of all that goes past a token"
         body.append(Let(target, where(valid, add(*total)), None, note))
         builder.known[decay.name] = target
-    results = [result for gradient in gradients.scalars for result in _gradient(builder, body, gradient)]
+    results = [result for gradient in gradients.scalars for result in store_gradient(builder, body, gradient)]
     body.insert(0, Let(valid, Apply("lt", (Ref("token", (time,)), Ref("length"))), None, "false past the end"))
     builder.constant("chunk")
     builder.constant(f"tile_{head}")
@@ -93,30 +93,3 @@ def _met(builder: KernelBuilder, body: list[Statement], state: ChunkState) -> Ex
     array = builder.declare(Parameter(name, "workspace", name, met_axes(builder.form, state), "f32"))
     met = builder.load(body, array, key=f"scalar {name}")
     return met if state.row_axis is None else Contract(met, ONE, state.row_axis)
-
-
-def _gradient(builder: KernelBuilder, body: list[Statement], gradient: Gradient) -> list[Result]:
-    """Append the gradient of a let or an input, and its store: of an input without tokens the sum over those of the chunk."""
-    layer = builder.layer
-    assert isinstance(gradient.of, Ref)
-    value = combined(builder, body, gradient)
-    summed = gradient.terms[0].summed
-    if layer.time in summed:
-        value = Contract(value, ONE, layer.time)
-    target = Ref(builder.names.of("gradient", f"{gradient.name}_tile"), builder.natural(value))
-    body.append(Let(target, value))
-    builder.known[gradient.name] = target
-    if gradient.of.name not in {t.name for t in layer.inputs}:
-        return []
-    tensor = layer.tensor(gradient.of.name)
-    axes = builder.array_axes(tensor)
-    if layer.time in summed:
-        rest = tuple(a for a in axes if a not in (layer.batch, layer.time))
-        axes = (layer.batch, CHUNKS, *(rest if layer.head in rest else (layer.head, *rest)))
-        name = f"{gradient.name}_part"
-        array = builder.declare(Parameter(name, "workspace", name, axes, "f32"))
-    else:
-        name = gradient.name
-        array = builder.declare(Parameter(name, "gradient", tensor.name, axes, f"like {tensor.name}"))
-    body.append(Store(array, builder.slots(array), target, builder.tile_axes(axes)))
-    return [Result(tensor.name, name, axes)]

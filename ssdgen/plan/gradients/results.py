@@ -1,0 +1,37 @@
+"""The gradient of a let or an input, and where a kernel leaves it."""
+
+from __future__ import annotations
+
+from ssdgen.ir.adjoint import Gradient
+from ssdgen.ir.expr import ONE, Contract, Ref
+from ssdgen.ir.gradients import Result
+from ssdgen.ir.plan import CHUNKS, Let, Parameter, Statement, Store
+from ssdgen.plan.builder import KernelBuilder
+from ssdgen.plan.gradients.arriving import combined
+
+
+def store_gradient(builder: KernelBuilder, section: list[Statement], gradient: Gradient) -> list[Result]:
+    """Append the gradient of a let or an input from quantities that are `known`, and, of an input, its store: of one without
+    tokens the sum over those of the chunk, in a buffer."""
+    layer = builder.layer
+    assert isinstance(gradient.of, Ref)
+    value, over_tokens = combined(builder, section, gradient), layer.time in gradient.terms[0].summed
+    if over_tokens:
+        value = Contract(value, ONE, layer.time)
+    target = Ref(builder.names.of("gradient", f"{gradient.name}_tile"), builder.natural(value))
+    if value != target:
+        section.append(Let(target, value))
+    builder.known[gradient.name] = target
+    if gradient.of.name not in {t.name for t in layer.inputs}:
+        return []
+    tensor, name = layer.tensor(gradient.of.name), gradient.name
+    axes = builder.array_axes(tensor)
+    parameter = Parameter(name, "gradient", tensor.name, axes, f"like {tensor.name}")
+    if over_tokens:
+        rest = tuple(a for a in axes if a not in (layer.batch, layer.time))
+        axes = (layer.batch, CHUNKS, *(rest if layer.head in rest else (layer.head, *rest)))
+        name = f"{name}_part"
+        parameter = Parameter(name, "workspace", name, axes, "f32")
+    array = builder.declare(parameter)
+    section.append(Store(array, builder.slots(array), target, builder.tile_axes(axes)))
+    return [Result(tensor.name, name, axes)]
