@@ -46,7 +46,21 @@ from torch import Tensor
 
 from . import _cut, _gradients, _packed
 from . import _runtime as _rt
-from ._tiles import above, await_previous, chunk_at, dot, exp2, has_chunk, inner, load, segment_at, sigmoid, sign, store
+from ._tiles import (
+    above,
+    await_previous,
+    chunk_at,
+    dot,
+    exp2,
+    has_chunk,
+    inner,
+    load,
+    segment_at,
+    sigmoid,
+    sign,
+    store,
+    sum_pair,
+)
 from .mlstm import LAYER, chunk_cumsum
 
 
@@ -651,10 +665,11 @@ def chunk_gradients(
             d_N_end, (lane, head, slot, 0), (1, 1, 1, TILE_N), latency=LATENCY_N
         ).astype(ct.float32)
         d_k_tile = d_k_tile + (write_tile * carry)[:, None] * d_N_end_tile[None, :]  # [L, N]
+        flow = d_score_tile * scores  # [L, L]: what the weight at j is asked for by i
+        past = ct.where(causal_before, flow * write_tile[:, None], 0.0)  # [L, L]: between two tokens
+        asked, passed = sum_pair(flow, past, 1)  # [L]
         row_pulled = ct.sum(ct.astype(v_tile, ct.float32) * pulled_C, axis=1)  # [L]
         pulled_N = ct.sum(ct.astype(k_tile, ct.float32) * d_N_end_tile[None, :], axis=1)  # [L]
-        flow = d_score_tile * scores  # [L, L]: what the weight at j is asked for by i
-        asked = ct.sum(flow, axis=1)  # [L]
         d_weight_tile = carry * row_pulled + carry * pulled_N + asked  # [L]
         store(d_weight, (lane, head, slot), (1, 1, CHUNK), d_weight_tile)
         read_C_carried = ct.zeros((CHUNK, TILE_P), dtype=ct.float32)  # [L, P]
@@ -662,8 +677,6 @@ def chunk_gradients(
         seen = ct.sum(ct.astype(d_read_C_tile, ct.float32) * read_C_carried, axis=1)  # [L]
         read_N_carried = ct.sum(ct.astype(q_tile, ct.float32) * N_entry_tile[None, :], axis=1)  # [L]
         seen_2 = d_read_N_tile * read_N_carried  # [L]
-        past = ct.where(causal_before, flow * write_tile[:, None], 0.0)  # [L, L]: between two tokens
-        passed = ct.sum(past, axis=1)  # [L]
         d_decay_written_tile = write_tile * carry * row_pulled + write_tile * carry * pulled_N  # [L]
         store(d_decay_written, (lane, head, slot), (1, 1, CHUNK), d_decay_written_tile)
         C_met_tile = inner(C_entry_tile, d_C_end_tile, CARRIED)  # [P]

@@ -59,6 +59,7 @@ from ._tiles import (
     sigmoid,
     silu,
     store,
+    sum_pair,
     within,
 )
 from .state_space_duality import LAYER, chunk_cumsum
@@ -434,14 +435,14 @@ def chunk_gradients(
             d_score_tile = d_score_tile * decay_left  # [L, L]: decayed
             d_score_sum = d_score_sum + d_score_tile * step_tile[:, None]  # [L, L]
             d_C_tile = dot(ct.astype(d_y_z_tile, ct.float32) * kept[:, None], S_entry_tile, d_C_tile, CARRIED)  # [L, N]
-            row_pulled = ct.sum(ct.astype(x_tile, ct.float32) * pulled, axis=1)  # [L]
+            row_pulled, seen = sum_pair(  # [L]
+                ct.astype(x_tile, ct.float32) * pulled, ct.astype(d_y_z_tile, ct.float32) * read_S_carried, 1
+            )
             flow = d_score_tile * scores  # [L, L]: what the weight at j is asked for by i
-            asked = ct.sum(flow, axis=1)  # [L]
+            past = ct.where(causal_before, flow * step_tile[:, None], 0.0)  # [L, L]: between two tokens
+            asked, passed = sum_pair(flow, past, 1)  # [L]
             d_weight_tile = carry * row_pulled + asked  # [L]
             store(d_weight, (lane, head, slot), (1, 1, CHUNK), d_weight_tile)
-            seen = ct.sum(ct.astype(d_y_z_tile, ct.float32) * read_S_carried, axis=1)  # [L]
-            past = ct.where(causal_before, flow * step_tile[:, None], 0.0)  # [L, L]: between two tokens
-            passed = ct.sum(past, axis=1)  # [L]
             d_decay_written_tile = step_tile * carry * row_pulled  # [L]
             store(d_decay_written, (lane, head, slot), (1, 1, CHUNK), d_decay_written_tile)
             S_met_tile = inner(S_entry_tile, d_S_end_tile, CARRIED)  # [P]

@@ -71,6 +71,7 @@ HELPERS = (
     "silu",
     "softplus",
     "store",
+    "sum_pair",
     "within",
 )
 """What kernels call of `_tiles.py`."""

@@ -8,7 +8,23 @@ from ssdgen.emit.layout import INDENT, assign, broken
 from ssdgen.emit.printer import CUTILE, TORCH, Printer
 from ssdgen.ir.expr import Axes, Const, Expr, Ref, axes_of, merge_axes, mul
 from ssdgen.ir.layer import Layer
-from ssdgen.ir.plan import KEY, Cumsum, Dot, If, Inner, Last, Let, Load, Magnitude, Round, Statement, Store, When, Zeros
+from ssdgen.ir.plan import (
+    KEY,
+    Cumsum,
+    Dot,
+    If,
+    Inner,
+    Last,
+    Let,
+    Load,
+    Magnitude,
+    Round,
+    Statement,
+    Store,
+    SumPair,
+    When,
+    Zeros,
+)
 from ssdgen.ir.portable import AddProduct, Einsum, PortableStatement, Scale, Shift, Slice
 
 
@@ -77,6 +93,11 @@ class CutileStatements:
                 operands = ", ".join(self.expr(tile, axes) for tile in (left, right))
                 code = f"inner({operands}, {precision})"
                 return assign(target.name, code, indent, self._comment.shape(target.axes))
+            case SumPair(targets=(first, second), values=values, over=over):
+                axes = (*first.axes, over)
+                operands = ", ".join(self.expr(value, axes) for value in values)
+                code = f"sum_pair({operands}, {len(first.axes)})"
+                return assign(f"{first.name}, {second.name}", code, indent, self._comment.shape(first.axes))
             case Round(target=target, value=value, array=array):
                 return assign(target.name, f"ct.astype({value.name}, {array}.dtype)", indent)
             case Store():

@@ -170,6 +170,16 @@ class Inner:
 
 
 @dataclass(frozen=True, slots=True)
+class SumPair:
+    """targets = the sums over `over` of two `values`, tiles of the same axes, in one pass: the warps of a block wait for each
+    other once."""
+
+    targets: tuple[Ref, Ref]
+    values: tuple[Expr, Expr]
+    over: str
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """array[slots] = value, rounded to the array's dtype; what lies outside the array is dropped. `whole` is as in Load."""
 
@@ -207,7 +217,7 @@ class If:
     body: tuple[Statement, ...]
 
 
-Statement = Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Inner | Round | Store | When | If
+Statement = Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Inner | SumPair | Round | Store | When | If
 
 
 def flattened(statements: Iterable[Statement]) -> Iterator[Statement]:

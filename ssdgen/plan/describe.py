@@ -32,6 +32,7 @@ from ssdgen.ir.plan import (
     Statement,
     StepKernel,
     Store,
+    SumPair,
     TokenKernel,
     WalkKernel,
     When,
@@ -159,7 +160,9 @@ def _statements(statements: Iterable[Statement], indent: str = "  ") -> Iterator
             yield indent + _statement(statement)
 
 
-def _statement(statement: Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Inner | Round | Store) -> str:
+def _statement(
+    statement: Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Inner | SumPair | Round | Store,
+) -> str:
     match statement:
         case Load(target=target, array=array, slots=slots, latency=latency):
             return f"{_named(target)} = load {array}{_slots(slots)}" + (f"  {latency}" if latency else "")
@@ -180,6 +183,8 @@ def _statement(statement: Load | Zeros | Let | Cumsum | Last | Magnitude | Dot |
             return f"{_named(target)} = {_text(total)} + {product}"
         case Inner(target=target, left=left, right=right, over=over, precision=precision):
             return f"{_named(target)} = {_text(left)} . {_text(right)} over {over}, {precision}"
+        case SumPair(targets=targets, values=values, over=over):
+            return f"{', '.join(map(_named, targets))} = sums of {', '.join(map(_factor, values))} over {over}"
         case Store(array=array, slots=slots, value=value):
             return f"store {array}{_slots(slots)} = {_text(value)}"
 

@@ -80,6 +80,19 @@ def inner(left: ct.Tile, right: ct.Tile, precision: int) -> ct.Tile:
 
 
 @ct.function
+def sum_pair(first: ct.Tile, second: ct.Tile, axis: int) -> tuple[ct.Tile, ct.Tile]:
+    """The sums of two tiles of one shape over an axis, in one pass through the threads of a block."""
+    first_sum, second_sum = ct.reduce((first, second), axis, add_pairs, (0.0, 0.0))
+    return first_sum, second_sum
+
+
+@ct.function
+def add_pairs(a: ct.Tile, b: ct.Tile, c: ct.Tile, d: ct.Tile) -> tuple[ct.Tile, ct.Tile]:
+    """(a, b) + (c, d)."""
+    return a + c, b + d
+
+
+@ct.function
 def exp2(x: ct.Tile) -> ct.Tile:
     """2^x by the hardware's approximation; results below 2^-126 are 0."""
     return ct.exp2(x, flush_to_zero=True)

@@ -15,6 +15,8 @@ made before the products with `vector` and `column`, which the heads of a group 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ssdgen.ir.adjoint import Adjoint, Contribution, DecayAdjoint, Gradient, WeightAdjoint
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
 from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, add, mul, refs
@@ -22,7 +24,7 @@ from ssdgen.ir.gradients import ChunkGradientKernel, Result
 from ssdgen.ir.plan import CHUNKS, KEY, SHARES, Config, Dot, Inner, Let, Parameter, Statement, Store, When
 from ssdgen.plan.decays import grown
 from ssdgen.plan.gradients.arriving import load_arriving
-from ssdgen.plan.gradients.parts import Parts
+from ssdgen.plan.gradients.parts import Parts, Sum
 from ssdgen.plan.gradients.results import store_gradient
 from ssdgen.plan.gradients.sort import Sorted
 from ssdgen.plan.gradients.units import unit_of
@@ -48,6 +50,8 @@ def chunk_kernel(adjoint: Adjoint, config: Config, gradients: Sorted) -> tuple[C
     results = [r for g in gradients.rows for r in store_gradient(builder, parts.each, g)]
     results += [r for g in gradients.gated for r in _gated(parts, g)]
     results += [_column(parts, g, unit) for g in gradients.columns]
+    parts.totals(_over_rows(parts))
+    parts.totals(_over_time(parts))
     for weight in adjoint.weights:
         _store_scalar(parts, weight.name, _weight(parts, weight))
     for decay in adjoint.decays:
@@ -126,6 +130,30 @@ def _store_scalar(parts: Parts, name: str, value: Expr) -> None:
     parts.each.append(Store(array, builder.slots(array), target, builder.tile_axes(axes)))
 
 
+def _over_rows(parts: Parts) -> Iterator[Sum]:
+    """The sums over rows that gradients of weights and decays are made of. None beside a state without rows, where the compiler
+    for sm_80 ends with "Invalid use-def chain in schedule" (tileiras 13.4)."""
+    form, adjoint = parts.form, parts.adjoint
+    if any(state.row_axis is None for state in form.states):
+        return
+    of_decays = [name for decay in adjoint.decays for name in decay.writes]
+    for write in map(adjoint.write, [name for weight in adjoint.weights for name in weight.writes] + of_decays):
+        for term in write.terms:
+            assert term.row is not None
+            yield parts.pull_of(form.state(term.state), term.row, write.column)
+    for vector in (adjoint.vector(name) for adj in adjoint.decays for name in adj.vectors):
+        yield from (parts.sight_of(form.read(name)) for name in vector.reads)
+
+
+def _over_time(parts: Parts) -> Iterator[Sum]:
+    """The same over the tokens that read."""
+    adjoint = parts.adjoint
+    for write in (adjoint.write(name) for adj in adjoint.weights for name in adj.writes):
+        yield from map(parts.asked, write.scores)
+    for vector in (adjoint.vector(name) for adj in adjoint.decays for name in adj.vectors):
+        yield from map(parts.passed, vector.scores)
+
+
 def _weight(parts: Parts, adj: WeightAdjoint) -> Expr:
     """The gradient of a weight."""
     terms: list[Expr] = []
@@ -133,27 +161,22 @@ def _weight(parts: Parts, adj: WeightAdjoint) -> Expr:
         for term in write.terms:
             state = parts.form.state(term.state)
             terms.append(mul(parts.carry(write.decay), parts.row_pulled(state, term.row, write.column)))
-        terms += [parts.over_time(f"asked {name}", "asked", parts.flowed(name)) for name in write.scores]
+        terms += [parts.at_key(parts.asked(name)) for name in write.scores]
     return add(*terms)
 
 
 def _decay(parts: Parts, adj: DecayAdjoint) -> Expr:
     """The gradient of a decay's running sum by what tokens read; what is asked for by the end of the chunk is stored apart."""
-    time, form = parts.time, parts.form
+    form = parts.form
     total: list[Expr] = []
     taken: list[Expr] = []
     written: list[Expr] = []
     for vector in map(parts.adjoint.vector, adj.vectors):
         for read in map(form.read, vector.reads):
-            seen: Expr = mul(parts.builder.widened(parts.read(read.name)), parts.carried(read))
-            seen = seen if form.state(read.state).row_axis is None else Contract(seen, ONE, parts.row)
-            total.append(mul(parts.grown(read.decay), parts.named(f"seen {read.name}", "seen", seen, (time,))))
+            total.append(mul(parts.grown(read.decay), parts.seen(read)))
         for name in vector.scores:
-            score = form.score(parts.adjoint.score(name).score)
-            weighted = mul(parts.flowed(name), retime(parts.weight(score.weight), time, KEY))
-            past = parts.named(f"past {name}", "past", parts.causal(weighted, -1), (KEY, time), "between two tokens")
-            total.append(Contract(past, ONE, KEY))
-            taken.append(parts.over_time(f"passed {name}", "passed", past))
+            total.append(Contract(parts.past(name), ONE, KEY))
+            taken.append(parts.at_key(parts.passed(name)))
     for write in map(parts.adjoint.write, adj.writes):
         for term in write.terms:
             pulled = parts.row_pulled(form.state(term.state), term.row, write.column)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ssdgen.ir.adjoint import Adjoint, RowAdjoint
 from ssdgen.ir.chunkform import ChunkForm, ChunkState, Read, Score
 from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, add, axes_of, mul, refs
-from ssdgen.ir.plan import CHUNKS, KEY, SHARES, Config, Dot, Let, Parameter, Slot, Statement, Zeros
+from ssdgen.ir.plan import CHUNKS, KEY, SHARES, Config, Dot, Let, Parameter, Slot, Statement, SumPair, Zeros
 from ssdgen.plan.decays import Sums, decay_sums, decayed, grown, weight_tile
 from ssdgen.plan.gradients.walks import end_name
 from ssdgen.plan.lower import retime, where
@@ -15,6 +16,17 @@ from ssdgen.plan.place import CHUNK_TABLE, declare_packed
 from ssdgen.plan.reads import shared_axes
 from ssdgen.plan.shared import product_key, product_name
 from ssdgen.plan.walk import WalkBuilder, entry_axes, entry_dtype, tile_constant
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The sum of `value` over an axis, which leaves `axes`: computed once for each `key`, under a name."""
+
+    key: str
+    name: str
+    value: Expr
+    over: str
+    axes: Axes
 
 
 @dataclass
@@ -65,6 +77,19 @@ class Parts:
         if key not in self.builder.known:
             self.builder.known[key] = self.builder.name_value(self.each, name, value, note, axes=axes)
         return self.builder.known[key]
+
+    def total(self, found: Sum) -> Ref:
+        """A sum by itself, unless it is there."""
+        return self.named(found.key, found.name, Contract(found.value, ONE, found.over), found.axes)
+
+    def totals(self, sums: Iterable[Sum]) -> None:
+        """Sums of tiles of the same axes, two at a time."""
+        names, known = self.builder.names, self.builder.known
+        missing = [s for s in {s.key: s for s in sums}.values() if s.key not in known]
+        for first, second in zip(missing[::2], missing[1::2], strict=False):
+            targets = Ref(names.fresh(first.name), first.axes), Ref(names.fresh(second.name), second.axes)
+            self.each.append(SumPair(targets, (first.value, second.value), first.over))
+            known[first.key], known[second.key] = targets
 
     def product(
         self, section: list[Statement], key: str, name: str, dot: tuple[Expr, Expr], axes: Axes, how: str
@@ -190,10 +215,24 @@ class Parts:
 
     def row_pulled(self, state: ChunkState, row: Expr | None, column: Expr) -> Ref:
         """row . d_S_end . column of each token."""
-        if row is None:
-            return self.pulled(state, column)
-        value = Contract(mul(self.builder.widened(self.row_tile(row)), self.pulled(state, column)), ONE, self.row)
-        return self.named(f"row pulled {state.name} {row} {column}", "row_pulled", value, (self.time,))
+        return self.pulled(state, column) if row is None else self.total(self.pull_of(state, row, column))
+
+    def pull_of(self, state: ChunkState, row: Expr, column: Expr) -> Sum:
+        """The same of a state with rows, as a sum over them."""
+        value = mul(self.builder.widened(self.row_tile(row)), self.pulled(state, column))
+        return Sum(f"row pulled {state.name} {row} {column}", "row_pulled", value, self.row, (self.time,))
+
+    def seen(self, read: Read) -> Ref:
+        """d_read . S . vector of each token."""
+        found = self.sight_of(read)
+        if self.form.state(read.state).row_axis is None:
+            return self.named(found.key, found.name, found.value, found.axes)
+        return self.total(found)
+
+    def sight_of(self, read: Read) -> Sum:
+        """The same as a sum over rows."""
+        value = mul(self.builder.widened(self.read(read.name)), self.carried(read))
+        return Sum(f"seen {read.name}", "seen", value, self.row, (self.time,))
 
     def carried(self, read: Read) -> Ref:
         """S . vector."""
@@ -265,10 +304,23 @@ class Parts:
         value = mul(self.flow(name), self.scores(score))
         return self.named(f"flowed {name}", "flow", value, (KEY, self.time), "what the weight at j is asked for by i")
 
-    def over_time(self, key: str, name: str, value: Expr) -> Ref:
-        """`value` [j, i] summed over i: at its key's place among the tokens."""
-        found = self.named(key, name, Contract(value, ONE, self.time), (KEY,))
-        return Ref(found.name, (self.time,))
+    def asked(self, name: str) -> Sum:
+        """What the weights at j are asked for."""
+        return Sum(f"asked {name}", "asked", self.flowed(name), self.time, (KEY,))
+
+    def past(self, name: str) -> Ref:
+        """The same weighted, of tokens before."""
+        weight = self.weight(self.form.score(self.adjoint.score(name).score).weight)
+        value = self.causal(mul(self.flowed(name), retime(weight, self.time, KEY)), -1)
+        return self.named(f"past {name}", "past", value, (KEY, self.time), "between two tokens")
+
+    def passed(self, name: str) -> Sum:
+        """What goes past from j on."""
+        return Sum(f"passed {name}", "passed", self.past(name), self.time, (KEY,))
+
+    def at_key(self, found: Sum) -> Ref:
+        """A sum [j] at its key's place among the tokens."""
+        return Ref(self.total(found).name, (self.time,))
 
     def mix(self, name: str, factor: Expr) -> Ref:
         """The sum over heads of factor * flow."""
