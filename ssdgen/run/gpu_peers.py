@@ -76,10 +76,18 @@ def tilegym_kernels(*, quick: bool) -> ModuleType:
         return importlib.import_module("tilegym.ops.cutile.mamba2")
     except ImportError as missing:
         try:
-            module: ModuleType = importlib.import_module("peers").tilegym(quick=quick)
+            load: Callable[..., ModuleType] = importlib.import_module("peers").tilegym
         except (ImportError, AttributeError):
             raise missing from None
-        return module
+        return _filled(load(quick=True), load(quick=False)) if quick else load(quick=False)
+
+
+def _filled(narrow: ModuleType, whole: ModuleType) -> ModuleType:
+    """`narrow`, whose kernels are searched among few configurations, with the whole search of `whole` where none is left."""
+    for name in [n for n in vars(narrow) if n.endswith("_autotune_configs")]:
+        few, every = getattr(narrow, name), getattr(whole, name)
+        setattr(narrow, name, lambda *a, few=few, every=every, **k: list(few(*a, **k)) or list(every(*a, **k)))
+    return narrow
 
 
 def _limits(i: Inputs) -> tuple[float, float]:

@@ -19,7 +19,7 @@ import torch
 from ssdgen.ir.report import Check
 from ssdgen.run import peers
 from ssdgen.run.checks import one_thread
-from ssdgen.run.gpu_peers import APART, PARAMS, gpu_peer_checks, tilegym
+from ssdgen.run.gpu_peers import APART, PARAMS, gpu_peer_checks, tilegym, tilegym_kernels
 from ssdgen.run.inputs import Inputs
 from ssdgen.run.reference import reference
 from ssdgen.spec import load_source, read_layer
@@ -214,3 +214,19 @@ def test_without_a_gpu_the_report_says_so() -> None:
         ("TileGym cuTile", True, "not compared: it needs a CUDA device"),
     ]
     assert list(gpu_peer_checks(read_layer(load_source("retnet")), ours, None)) == []
+
+
+def test_a_narrow_search_is_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is left of what TileGym would search, all of that is searched: a peer without a time is no comparison."""
+
+    def module(few: dict[int, list[str]]) -> ModuleType:
+        made = ModuleType("kernels")
+        vars(made)["_compute_autotune_configs"] = lambda state_size: few[state_size]
+        return made
+
+    narrow, whole = module({64: [], 128: ["a"]}), module({64: ["a", "b"], 128: ["a", "b"]})
+    monkeypatch.setitem(sys.modules, TILEGYM, None)
+    monkeypatch.setitem(sys.modules, "peers", SimpleNamespace(tilegym=lambda quick: narrow if quick else whole))
+    kernels = tilegym_kernels(quick=True)
+    assert kernels._compute_autotune_configs(state_size=128) == ["a"]
+    assert kernels._compute_autotune_configs(state_size=64) == ["a", "b"]
