@@ -31,6 +31,7 @@ SUPPORT = (
     "_gradients.py",
     "_kept.py",
     "_launch.py",
+    "_norms.py",
     "_operator.py",
     "_packed.py",
     "_runtime.py",
@@ -40,8 +41,9 @@ SUPPORT = (
     "_tiles.py",
     "_tuned.py",
     "causal_conv.py",
+    "norms.py",
 )
-"""Files that stand beside emitted modules, copied as they are; `causal_conv.py` is for users, as the modules are."""
+"""Files that stand beside emitted modules, copied as they are; without an underscore, for users, as the modules are."""
 
 
 @dataclass(frozen=True, slots=True)
