@@ -34,6 +34,7 @@ SUPPORT = (
     "_norms.py",
     "_operator.py",
     "_packed.py",
+    "_projection.py",
     "_runtime.py",
     "_segments.py",
     "_step.py",
@@ -42,6 +43,7 @@ SUPPORT = (
     "_tuned.py",
     "causal_conv.py",
     "norms.py",
+    "projection.py",
 )
 """Files that stand beside emitted modules, copied as they are; without an underscore, for users, as the modules are."""
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
-from ssdgen.generated import causal_conv, mamba2, norms
+from ssdgen.generated import causal_conv, mamba2, norms, projection
 from ssdgen.models.checkpoint import open_checkpoint
 from ssdgen.models.config import Config
 
@@ -82,6 +82,7 @@ class Mamba2:
             if tuple(weights[name].shape) != shape:
                 raise ValueError(f"weight `{name}` must have shape {list(shape)}, got {list(weights[name].shape)}")
         self.config, self.dtype = config, dtype
+        self._wide = torch.float64 if dtype == torch.float64 else torch.float32
         self.device = weights["embedding"].device
         self.embedding = weights["embedding"].to(dtype)
         self.norm = weights["norm"].to(dtype)
@@ -123,7 +124,7 @@ class Mamba2:
         c = self.config
         return Cache(
             torch.zeros((c.layers, batch, c.convolved, c.taps - 1), device=self.device, dtype=self.dtype),
-            torch.zeros((c.layers, batch, c.heads, c.channels, c.state), device=self.device, dtype=self._state_dtype()),
+            torch.zeros((c.layers, batch, c.heads, c.channels, c.state), device=self.device, dtype=self._wide),
         )
 
     @torch.no_grad()
@@ -155,12 +156,11 @@ class Mamba2:
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """The logits of the token behind `tokens`[b], int64, which follow those that `cache` is behind: [b vocab]."""
-        residual = self._embedded(tokens)
-        update = None
+        residual, eps = self._embedded(tokens), self.config.eps
         for number, layer in enumerate(self.layers):
-            u = norms.rms_norm(residual, layer.norm, eps=self.config.eps, add=update)
-            update = self._step(layer, u, cache.convolution[number], cache.states[number])
-        return self._head(norms.rms_norm(residual, self.norm, eps=self.config.eps, add=update))
+            self._step(layer, residual, cache.convolution[number], cache.states[number])
+        logits: Tensor = projection.project(residual, self.head, norm=self.norm, eps=eps, dtype=self._wide)
+        return logits
 
     def _sequence(self, tokens: Tensor, cache: Cache, hidden: Tensor | None, fresh: bool) -> Tensor:
         """What the head is applied to, [b t width]; the cache moves on. `hidden`[b t 1] is true where there is no token."""
@@ -190,14 +190,21 @@ class Mamba2:
         x, B, C = self._vectors(xBC)
         y, end = mamba2.forward(x, dt, layer.A, B, C, **self._gated(layer, z), S0=None if fresh else state)
         state.copy_(end)
-        return self._projected(layer, y.flatten(-2), z)
+        y = y.flatten(2)
+        if layer.gated_norm is not None:
+            y = norms.rms_norm(y, layer.gated_norm, **self._gated_norm(z))
+        return linear(y, layer.out_proj, layer.out_bias)
 
-    def _step(self, layer: LayerWeights, u: Tensor, conv: Tensor, state: Tensor) -> Tensor:
-        """The mixer for one token of each row, u[b width]."""
-        z, xBC, dt = self._split(linear(u, layer.in_proj, layer.in_bias))
+    def _step(self, layer: LayerWeights, residual: Tensor, conv: Tensor, state: Tensor) -> None:
+        """A layer for one token of each row: its result is added to residual[b width]."""
+        c = self.config
+        z, xBC, dt = self._split(projection.project(residual, layer.in_proj, layer.in_bias, norm=layer.norm, eps=c.eps))
         x, B, C = self._vectors(causal_conv.step(conv, xBC, layer.conv, layer.conv_bias, activation="silu"))
-        y = mamba2.step(state, x, dt, layer.A, B, C, **self._gated(layer, z))
-        return self._projected(layer, y.flatten(-2), z)
+        y = mamba2.step(state, x, dt, layer.A, B, C, **self._gated(layer, z)).flatten(1)
+        norm = layer.gated_norm
+        if norm is not None and (c.norm_before_gate or c.norm_groups > 1):
+            y, norm = norms.rms_norm(y, norm, **self._gated_norm(z)), None
+        projection.project(y, layer.out_proj, layer.out_bias, norm=norm, eps=c.eps, onto=residual)
 
     def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
         """z, the channels of the convolution, and dt, as views."""
@@ -215,28 +222,20 @@ class Mamba2:
         gate = None if c.gated_norm and c.norm_before_gate else _in_parts(z, c.heads)
         return {"D": layer.D, "dt_bias": layer.dt_bias, "z": gate, "dt_min": c.step_min, "dt_max": c.step_max}
 
-    def _projected(self, layer: LayerWeights, y: Tensor, z: Tensor) -> Tensor:
-        """The end of a mixer, behind the recurrence."""
+    def _gated_norm(self, z: Tensor) -> dict[str, Any]:
+        """The other arguments of the norm of y."""
         c = self.config
-        if layer.gated_norm is not None:
-            gate = z if c.norm_before_gate else None
-            y = norms.rms_norm(y, layer.gated_norm, eps=c.eps, groups=c.norm_groups, gate=gate)
-        return linear(y, layer.out_proj, layer.out_bias)
+        return {"eps": c.eps, "groups": c.norm_groups, "gate": z if c.norm_before_gate else None}
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """The first residual."""
         rows = embedding(tokens, self.embedding)
-        return rows.to(self._state_dtype()) if self.config.residual_f32 else rows
+        return rows.to(self._wide) if self.config.residual_f32 else rows
 
     def _head(self, u: Tensor) -> Tensor:
-        return linear(u, self.head).to(self._state_dtype())
-
-    def _state_dtype(self) -> torch.dtype:
-        """float32, or wider if the model is."""
-        return torch.float64 if self.dtype == torch.float64 else torch.float32
+        return linear(u, self.head).to(self._wide)
 
     def _layer(self, weights: Mapping[str, Tensor], prefix: str) -> LayerWeights:
-        wide = self._state_dtype()
 
         def some(name: str) -> Tensor | None:
             return weights[prefix + name].to(self.dtype) if prefix + name in weights else None
@@ -246,8 +245,8 @@ class Mamba2:
 
         return LayerWeights(
             norm=each("norm"), in_proj=each("in_proj.weight"), in_bias=some("in_proj.bias"), conv=each("conv.weight"),
-            conv_bias=some("conv.bias"), dt_bias=weights[prefix + "dt_bias"].to(wide),
-            A=-torch.exp(weights[prefix + "A_log"].to(wide)), D=weights[prefix + "D"].to(wide),
+            conv_bias=some("conv.bias"), dt_bias=weights[prefix + "dt_bias"].to(self._wide),
+            A=-torch.exp(weights[prefix + "A_log"].to(self._wide)), D=weights[prefix + "D"].to(self._wide),
             gated_norm=some("gated_norm"), out_proj=each("out_proj.weight"), out_bias=some("out_proj.bias"),
         )  # fmt: skip
 

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from ssdgen.generated import _runtime
 from ssdgen.models.config import Config
 from ssdgen.models.loop import Decoder
 from ssdgen.models.mamba2 import Mamba2
-from ssdgen.run.checks import relative_error
+from ssdgen.run.checks import BOUNDS, relative_error
+from ssdgen.run.emulate import emulation, launch
 from tests.models.folders import SMALL, random_weights, write_folder
 
 ROUNDING = 2e-6
@@ -191,3 +193,22 @@ def test_random_weights_give_finite_logits() -> None:
     model = Mamba2.random(config, dtype=torch.bfloat16, seed=3)
     logits = model.logits(torch.randint(0, config.vocab, (1, 50)))
     assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("change", [{}, {"groups": 3, "norm_groups": 3, "norm_before_gate": True}])
+def test_kernels_in_the_emulator(change: dict[str, Any]) -> None:
+    """A prefill, whose products are in TF32, and steps behind it, which are in float32; four launches a layer, five
+    where the norm of y is one by itself."""
+    config = replace(SMALL, **change)
+    model = Mamba2(config, random_weights(config))
+    tokens = torch.randint(0, config.vocab, (1, 20))
+    want = model.logits(tokens)[0]
+    cache = model.init_cache(1)
+    with _runtime.launcher(launch):
+        first = model.prefill(tokens[:, :18], cache)
+        with emulation() as run:
+            second = model.step(tokens[:, 18], cache)
+        third = model.step(tokens[:, 19], cache)
+    names = ["multiply_row", "roll", "token_step", *(["normalise"] if change else []), "multiply_row"]
+    assert run.launches == names * config.layers + ["multiply_row"]
+    assert relative_error(torch.cat((first, second, third)), want[17:]) <= BOUNDS["tf32"]
