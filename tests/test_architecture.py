@@ -44,6 +44,7 @@ LIBRARIES = {
     "cuda": {"build", "run"},
     "matplotlib": {"run"},
     "safetensors": {"models"},
+    "tokenizers": {"models"},
     "transformers": {"run", "compat", "models"},
     "typer": {"cli"},
     "rich": {"cli", "build"},
