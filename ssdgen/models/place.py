@@ -10,7 +10,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def place(device: str | None = None, dtype: str | None = None) -> tuple[str, torch.dtype]:
-    """The device, a GPU where there is one, and the dtype, bf16 on a GPU and else f32. UserError for a GPU that is not there."""
+    """The device, a GPU where there is one, and the dtype, bf16 on a GPU, else f32. UserError for a GPU that is not there."""
     there = torch.cuda.is_available()
     if device == "cuda" and not there:
         raise UserError("--device cuda: torch finds no GPU here", "leave it out to compute on the CPU")
