@@ -65,15 +65,16 @@ def multiply_row(
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel takes x[b k] and weight[o k]: one row, no more of it than a block holds, and both as long as 1."""
-    return len(x) == 1 and len(weight) > 0 and 0 < weight.shape[1] * weight.element_size() <= BLOCK_BYTES
+    """Whether the kernel takes x[b k] and weight[o k]: one row, no more of it than a block holds, a matrix that int32 reaches."""
+    reach = (len(weight) - 1) * weight.stride(0) + (weight.shape[1] - 1) * weight.stride(1)
+    row_bytes = weight.shape[1] * weight.element_size()
+    return len(x) == 1 and len(weight) > 0 and 0 < row_bytes <= BLOCK_BYTES and reach <= _rt.LIMIT
 
 
 def launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None, eps: float, onto: bool, y: Tensor
 ) -> None:
     """Launch `multiply_row` on checked tensors that fit; y[1 o] is written, or with `onto` added to."""
-    weight = _rt.indexable(weight)
     length = weight.shape[1]
     step = _step(length)
     rows = _rows(weight, _cut.multiprocessors(x))

@@ -58,7 +58,7 @@ def causal_conv1d_fn(
     hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **options: Any
 ) -> Tensor:
     """The convolution of whole rows hidden_states[b d t]; `seq_idx`[b t] among the options keeps packed sequences apart."""
-    y = causal_conv.forward(
+    y: Tensor = causal_conv.forward(
         hidden_states.mT, weight, bias, activation=_activation(activation), seq_idx=options.get("seq_idx")
     )
     return y.mT
@@ -76,7 +76,9 @@ def causal_conv1d_update(
     if older:
         t = hidden_states.shape[-1]
         conv_state[..., :older].copy_(torch.cat((conv_state, hidden_states), -1)[..., t : t + older])
-    y = causal_conv.steps(conv_state[..., older:], hidden_states.mT, weight, bias, activation=_activation(activation))
+    y: Tensor = causal_conv.steps(
+        conv_state[..., older:], hidden_states.mT, weight, bias, activation=_activation(activation)
+    )
     return y.mT
 
 
@@ -89,18 +91,12 @@ def mamba2_chunk_scan(
 
 
 def mamba2_selective_state_update(
-    state: Tensor,
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    *rest: Tensor | None,
+    state: Tensor, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
     **options: Any,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`selective_state_update`, of whose options those are passed on that it has."""
     known = {name: value for name, value in options.items() if name in _UPDATE}
-    return selective_state_update(state, hidden_states, dt, A, B, C, *rest, **known)
+    return selective_state_update(state, hidden_states, dt, A, B, C, D, **known)
 
 
 def mamba2_split_conv1d_scan_combined(*arguments: Any, **options: Any) -> None:
@@ -108,7 +104,7 @@ def mamba2_split_conv1d_scan_combined(*arguments: Any, **options: Any) -> None:
 
 
 _SCAN = ("D", "z", "dt_bias", "initial_states", "seq_idx", "dt_softplus", "dt_limit", "return_final_states")
-_UPDATE = ("D", "z", "dt_bias", "dt_softplus")
+_UPDATE = ("z", "dt_bias", "dt_softplus")
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function

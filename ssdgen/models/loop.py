@@ -107,21 +107,22 @@ class Decoder:
 
     def _chunks(self, most: int) -> Iterator[Chunk]:
         """The token that the prefill gave, then `every` at a time; each chunk is queued when it is asked for."""
-        yield self._on_its_way(self._seen[0][:, :1], self._recent[:, :1])
+        yield self._on_its_way(self._seen[0], 1)
         for number in range(1, 1 + -(-(most - 1) // self.every)):
             if self._graph is not None:
                 self._graph.replay()
             else:
                 self._advance()
-            yield self._on_its_way(self._seen[number % 2], self._recent)
+            yield self._on_its_way(self._seen[number % 2], self.every)
 
-    def _on_its_way(self, seen: Tensor, recent: Tensor) -> Chunk:
-        seen.copy_(recent, non_blocking=True)
-        if not recent.is_cuda:
-            return Chunk(seen, lambda: None)
+    def _on_its_way(self, seen: Tensor, count: int) -> Chunk:
+        """The first `count` of the recent tokens; all are copied, since only what is contiguous is copied without waiting."""
+        seen.copy_(self._recent, non_blocking=True)
+        if not self._recent.is_cuda:
+            return Chunk(seen[:, :count], lambda: None)
         there = torch.cuda.Event()  # type: ignore[no-untyped-call]
         there.record()
-        return Chunk(seen, there.synchronize)
+        return Chunk(seen[:, :count], there.synchronize)
 
     def _advance(self) -> None:
         """The next `every` tokens of all rows, on the device."""
