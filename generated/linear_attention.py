@@ -443,6 +443,7 @@ def _step_kernels(
             q, k, v, y, S, _rt.given(S_before, S), _rt.given(state_indices, v), _rt.given(write_indices, v),
             float(size_n), tile_p, _step.columns(size_n), whole, state_indices is not None, S_before is not None,
         ),
+        early=True,
     )
 
 

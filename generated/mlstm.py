@@ -678,6 +678,7 @@ def _step_kernels(
             q, k, v, i, f, y, C, N, _rt.given(C_before, C), _rt.given(state_indices, v), _rt.given(write_indices, v),
             float(size_n), tile_p, _step.columns(size_n), whole, state_indices is not None, C_before is not None,
         ),
+        early=True,
     )
     _rt.launch(
         stream,

@@ -704,6 +704,7 @@ def _step_kernels(
             _rt.given(write_indices, x), dt_min, dt_max, tile_p, _step.columns(size_n), whole,
             state_indices is not None, S_before is not None, z is not None,
         ),
+        early=True,
     )
 
 

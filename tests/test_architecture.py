@@ -31,6 +31,7 @@ ROOMS = (
     "compat",
     "pipeline",
     "nn",
+    "models",
     "cli",
 )
 """Lowest first: a room imports from those before it."""
@@ -39,10 +40,12 @@ LIBRARIES = {
     "sympy": {"derive"},
     "jinja2": {"emit"},
     "lark": {"spec"},
-    "torch": {"build", "run", "compat", "nn"},
+    "torch": {"build", "run", "compat", "nn", "models"},
     "cuda": {"build", "run"},
     "matplotlib": {"run"},
-    "transformers": {"run"},
+    "safetensors": {"models"},
+    "tokenizers": {"models"},
+    "transformers": {"run", "compat", "models"},
     "typer": {"cli"},
     "rich": {"cli", "build"},
 }

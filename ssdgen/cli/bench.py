@@ -101,7 +101,7 @@ def forward(
     file, save = _winners(winners, search_peers), _saver(out)
     with progress("bench forward") as step:
         document = measured(
-            subject, shapes, CudaMeter(), environment(_command()), _effort(rounds, seconds, workers), file,
+            subject, shapes, CudaMeter(), environment(command_line()), _effort(rounds, seconds, workers), file,
             again=search_peers, scale=scale, progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)
@@ -133,7 +133,7 @@ def backward(
     save = _saver(out)
     with progress("bench backward") as step:
         document = measured(
-            module, form.recurrence.layer, shapes, CudaMeter(), environment(_command()), _effort(rounds, seconds, None),
+            module, form.recurrence.layer, shapes, CudaMeter(), environment(command_line()), _effort(rounds, seconds, None),
             peers=others, progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)
@@ -164,7 +164,7 @@ def ablation(
     save = _saver(out)
     with progress("bench ablation") as step:
         document = measured(
-            form, lambda shape: best, shapes, CudaMeter(), environment(_command()), _effort(rounds, seconds, workers),
+            form, lambda shape: best, shapes, CudaMeter(), environment(command_line()), _effort(rounds, seconds, workers),
             read_conflicts, progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)
@@ -196,7 +196,7 @@ def growth(
     save = _saver(out)
     with progress("bench growth") as step:
         document = measured(
-            subject, CudaMeter(), environment(_command()), _effort(rounds, seconds, workers), winners,
+            subject, CudaMeter(), environment(command_line()), _effort(rounds, seconds, workers), winners,
             axes=axes, progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)
@@ -231,7 +231,7 @@ def decode(
     save = _saver(out)
     with progress("bench decode") as step:
         document = measured(
-            form.recurrence.layer, module, CudaMeter(), environment(_command()), rounds, seconds, shapes=shapes,
+            form.recurrence.layer, module, CudaMeter(), environment(command_line()), rounds, seconds, shapes=shapes,
             peers=others, progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)
@@ -291,7 +291,7 @@ def _winners(path: Path, search: bool) -> Path:
     return path
 
 
-def _command() -> str:
+def command_line() -> str:
     """This command, with DIR for folders and FILE for files: no machine's paths are recorded."""
     words, hidden = sys.argv[1:], {"-o": "DIR", "--out": "DIR", "--winners": "FILE"}
     return shlex.join(["ssdgen", *(hidden.get(words[i - 1], w) if i else w for i, w in enumerate(words))])

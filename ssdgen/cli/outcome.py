@@ -19,7 +19,7 @@ import typer
 from typer.main import get_command
 
 from ssdgen import __version__
-from ssdgen.cli import bench, commands, hardware, interrupted, start, tuning  # noqa: F401  (five register commands)
+from ssdgen.cli import bench, bench_model, commands, complete, hardware, interrupted, start, tuning  # noqa: F401  (they register commands)
 from ssdgen.cli.app import app
 from ssdgen.cli.chosen import Stopped
 from ssdgen.cli.output import OutputClosed, OutputFailed, close_quietly, mistake_text, mistakes_data, say, show_json

@@ -42,12 +42,12 @@ class OutputFailed(Exception):
     """Standard output cannot be written: a full disk, or it is closed."""
 
 
-def show(text: str, styles: Mapping[str, str] | None = None) -> None:
-    """Print `text` to standard output, the matches of `styles` (regular expression: colour) coloured on a terminal."""
+def show(text: str, styles: Mapping[str, str] | None = None, end: str = "\n") -> None:
+    """Print `text`, then `end`, to standard output, matches of `styles` (regular expression: colour) coloured on a terminal."""
     if sys.stdout is None:  # `>&-`
         raise OutputFailed("standard output is closed")
     try:
-        _write(sys.stdout, text, styles)
+        _write(sys.stdout, text, styles, end)
     except BrokenPipeError as error:
         raise OutputClosed from error
     except OSError as error:
@@ -94,7 +94,7 @@ def close_quietly() -> None:
     os.dup2(nowhere, sys.stdout.fileno())
 
 
-def _write(stream: TextIO, text: str, styles: Mapping[str, str] | None) -> None:
+def _write(stream: TextIO, text: str, styles: Mapping[str, str] | None, end: str = "\n") -> None:
     console = Console(file=stream, highlight=False, soft_wrap=True)
     shown = text
     if styles and console.is_terminal:
@@ -105,7 +105,7 @@ def _write(stream: TextIO, text: str, styles: Mapping[str, str] | None) -> None:
             console.print(styled, end="")
         shown = capture.get()
     encoding = stream.encoding or "utf-8"
-    stream.write(f"{shown}\n".encode(encoding, "replace").decode(encoding))
+    stream.write(f"{shown}{end}".encode(encoding, "replace").decode(encoding))
     stream.flush()
 
 

@@ -31,8 +31,10 @@ SUPPORT = (
     "_gradients.py",
     "_kept.py",
     "_launch.py",
+    "_norms.py",
     "_operator.py",
     "_packed.py",
+    "_projection.py",
     "_runtime.py",
     "_segments.py",
     "_step.py",
@@ -40,8 +42,10 @@ SUPPORT = (
     "_tiles.py",
     "_tuned.py",
     "causal_conv.py",
+    "norms.py",
+    "projection.py",
 )
-"""Files that stand beside emitted modules, copied as they are; `causal_conv.py` is for users, as the modules are."""
+"""Files that stand beside emitted modules, copied as they are; without an underscore, for users, as the modules are."""
 
 
 @dataclass(frozen=True, slots=True)

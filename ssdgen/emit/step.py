@@ -155,13 +155,13 @@ class StepHost:
             "kernel_arguments": [*arguments, "config: StepConfig"],
             "sizes": self._host.lengths(lengths, [(host(s.name), s.axes) for s in layer.states]),
             "tiles": [*tiles, f"whole = {' and '.join(dict.fromkeys(whole))}"],
-            "launches": [self._launch(k, early=i > 0) for i, k in enumerate(step.kernels)],
+            "launches": [self._launch(k) for k in step.kernels],
         }
 
-    def _launch(self, kernel: StepKernel, early: bool) -> str:
+    def _launch(self, kernel: StepKernel) -> str:
         args = ", ".join(self._argument(p) for p in kernel.parameters)
         hinted = f"_rt.hinted({kernel.name}, config.occupancy, config.warps)"
-        return f"_rt.launch(stream, {hinted}, {tupled(list(kernel.grid))}, ({args}){', early=True' if early else ''})"
+        return f"_rt.launch(stream, {hinted}, {tupled(list(kernel.grid))}, ({args}), early=True)"
 
     def _argument(self, p: Parameter) -> str:
         leader = self._host.host(self._plan.leader)

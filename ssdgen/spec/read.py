@@ -20,7 +20,7 @@ from ssdgen.spec.states import declare_states, read_lets, read_states
 
 LANGUAGE = 1
 
-MODULES_BESIDE = ("causal_conv",)
+MODULES_BESIDE = ("causal_conv", "norms", "projection")
 """Modules for users that every package has besides those emitted from specs."""
 
 _REQUIRED = {

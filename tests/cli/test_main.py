@@ -45,6 +45,7 @@ def test_without_a_command_it_says_what_there_is(ssdgen: Command) -> None:
         "derive",
         "plan",
         "generate",
+        "complete",
         "build",
         "verify",
         "new",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import _packed
 from . import _runtime as _rt
-from ._tiles import exp2, segment_at
+from ._tiles import await_previous, exp2, segment_at
 
 LOG2E = 1.4426950408889634
 
@@ -112,6 +112,7 @@ def roll(
     SILU: ct.Constant[bool], INDEXED: ct.Constant[bool], WITH_BIAS: ct.Constant[bool],
 ) -> None:  # fmt: skip
     """The outputs of the next tokens, TILE_T at most, of a row; its entry of the cache rolls on over them."""
+    await_previous()
     d_tiles = ct.cdiv(x.shape[2], TILE_D)
     row, channels = ct.bid(0) // d_tiles, ct.bid(0) % d_tiles * TILE_D + ct.arange(TILE_D, dtype=ct.int32)
     entry = row
@@ -171,6 +172,7 @@ def launch_roll(
                 width, _power_of_two(now.shape[1]), TILE_D, _power_of_two(width - 1),
                 silu, state_indices is not None, bias is not None,
             ),
+            early=True,
         )  # fmt: skip
 
 

@@ -1,0 +1,45 @@
+"""The kernels of `norms` and `projection`, compiled ahead of time at sizes of the smallest and largest published Mamba-2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from generated import norms, projection
+from ssdgen.build.compile import build
+from ssdgen.ir.build import CompiledKernel, CompileRequest
+from ssdgen.run.recorded import recording
+
+BF16 = torch.bfloat16
+ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
+"""The oldest, that of the targets, and one with little shared memory."""
+
+
+def requests() -> Iterator[CompileRequest]:
+    """What a step and a prefill launch in bf16 with residuals in float32, and a gate behind a norm in groups."""
+    with recording(norms, "a prefill") as prefill, torch.no_grad():
+        for width, inner in ((768, 1536), (2560, 5120)):
+            residual, result = torch.empty(512, width), torch.empty(512, width, dtype=BF16)
+            norms.rms_norm(residual, result[0], add=result)
+            y, z = torch.empty(512, inner, dtype=BF16), torch.empty(512, 3 * inner, dtype=BF16)[:, :inner]
+            norms.rms_norm(y, y[0])
+            norms.rms_norm(y, y[0], groups=8, gate=z)
+    with recording(projection, "a step") as step, torch.no_grad():
+        for width, inner, projected in ((768, 1536, 3352), (2560, 5120, 10576)):
+            residual, weight = torch.empty(1, width), torch.empty(projected, width, dtype=BF16)
+            projection.project(residual, weight, norm=weight[0])
+            y, weight = torch.empty(1, inner, dtype=BF16), torch.empty(width, inner, dtype=BF16)
+            projection.project(y, weight, norm=weight[0], onto=residual)
+    yield from (launch.request for launch in (*prefill, *step))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_nothing_spills(arch: str) -> None:
+    """A block of the products holds its part of the matrix in registers; one that spilled would write what it read."""
+    for result in build([replace(r, arch=arch) for r in requests()]).results:
+        assert isinstance(result, CompiledKernel), str(result)
+        assert result.resources.spilled_bytes == 0, str(result.request)
+        assert result.resources.shared_bytes <= 50 * 1024, f"{result.request}: {result.resources.shared_bytes} bytes"

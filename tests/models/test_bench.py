@@ -1,0 +1,75 @@
+"""`ssdgen bench model` where there is no GPU: its parts, what it prints, and what a part that fails costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssdgen.models import bench
+from ssdgen.models.bench import Figure, measured, on_the_cpu
+from ssdgen.run.bench.rows import Spread
+from tests.cli.conftest import Command, ssdgen
+from tests.models.folders import SMALL
+
+__all__ = ["ssdgen"]
+
+TINY = replace(SMALL, tied=True)
+
+
+def test_the_cpu_beside_transformers() -> None:
+    pytest.importorskip("transformers")
+    figures = list(on_the_cpu("tiny", 1, TINY, 40))
+    assert [f.unit for f in figures] == ["ms", "ms", "times"] * 2
+    assert all(f.value is not None and f.value.median > 0 for f in figures)
+
+
+def test_a_part_that_fails_or_comes_too_late_is_a_line() -> None:
+    """The others go on; what was measured before it failed is kept."""
+    times = iter([0.0, 1.0, 2.0, 3.0, 11.0])
+
+    def good() -> Iterator[Figure]:
+        yield Figure("m", "good", "x", Spread(1.0, 1.0, 1.0), "ms")
+
+    def bad() -> Iterator[Figure]:
+        yield from good()
+        raise RuntimeError("CUDA out of memory")
+
+    parts = [("m", "good", good), ("m", "bad", bad), ("m", "good", good), ("m", "late", good)]
+    figures = measured(parts, 10.0, clock=lambda: next(times))
+    assert [f.value is None for f in figures] == [False, False, True, False, True]
+    assert figures[2].note == "RuntimeError: CUDA out of memory"
+    assert [f.failed for f in figures] == [False, False, True, False, False]
+    assert figures[4].note == "not measured: the time was up"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(
+        bench, "on_the_cpu", lambda rounds: iter([Figure("130m", "cpu", "a token, ours", Spread(5.0, 4.0, 6.0), "ms")])
+    )
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_a_gpu_it_measures_the_cpu(ssdgen: Command) -> None:
+    shown = ssdgen("bench", "model")
+    assert shown.code == 0
+    assert "a token, ours" in shown.out
+    assert "note: there is no GPU here: only the CPU is measured" in shown.out
+    told = json.loads(ssdgen("bench", "model", "--json", "--out", "here").out)
+    assert told == json.loads(Path("here/model.json").read_text())
+    assert told["figures"][0]["value"] == {"median": 5.0, "p10": 4.0, "p90": 6.0}
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_fails_is_an_exit_code(ssdgen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "on_the_cpu", lambda rounds: 1 / 0)
+    got = ssdgen("bench", "model")
+    assert got.code == 1
+    assert "1 parts failed; the first: 130m cpu: ZeroDivisionError" in got.err
+    assert ssdgen("bench", "model", "--size", "9b").code == 1

@@ -1,0 +1,124 @@
+"""Whole models on a GPU: logits within the bound, the loop without a synchronisation, memory that does not grow."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ssdgen.models.config import SIZES, Config
+from ssdgen.models.loop import Decoder
+from ssdgen.models.mamba2 import Mamba2
+from ssdgen.models.sampling import Sampling
+from ssdgen.run.checks import relative_error
+from tests.models.folders import random_weights
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+MEDIUM = Config(width=256, layers=4, vocab=1000, heads=8, groups=2)
+ODD = Config(
+    width=60, layers=2, vocab=77, heads=3, channels=40, groups=3, norm_groups=3, state=48, taps=3, tied=False,
+    projection_bias=True, norm_before_gate=True, step_max=0.5,
+)  # fmt: skip
+BOUND = {torch.float32: 2e-3, torch.bfloat16: 3e-2}
+"""Of logits, a relative norm: products of a prefill in TF32, and roundings to bf16, over four layers."""
+
+
+def copied(config: Config, dtype: torch.dtype) -> tuple[Mamba2, Mamba2]:
+    """A model on the GPU, and the same weights in float64 on the CPU."""
+    weights = {name: x.to(dtype) for name, x in random_weights(config).items()}
+    on_gpu = {name: x.cuda() for name, x in weights.items()}
+    return Mamba2(config, on_gpu, dtype), Mamba2(config, weights, torch.float64)
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("config", [MEDIUM, ODD])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_logits(config: Config, dtype: torch.dtype, batch: int) -> None:
+    """Behind a prefill in two pieces, with padding where there are several rows, and behind each of some steps."""
+    model, exact = copied(config, dtype)
+    tokens = torch.randint(0, config.vocab, (batch, 150))
+    padding = torch.tensor([0, 5, 70][:batch])
+    want = exact.logits(tokens, padding)
+    cache = model.init_cache(batch)
+    rows = [model.prefill(tokens[:, :140].cuda(), cache, padding.cuda() if batch > 1 else None, at_once=64 * batch)]
+    rows += [model.step(tokens[:, i].cuda(), cache) for i in range(140, 150)]
+    for i, got in enumerate(rows):
+        assert relative_error(got.cpu(), want[:, 139 + i]) <= BOUND[dtype]
+
+
+def test_greedy_tokens_are_those_of_the_cpu() -> None:
+    """In float32, whose steps are exact to rounding; the graph and single launches give the same."""
+    model, exact = copied(MEDIUM, torch.float32)
+    prompts = [[3, 5, 7, 11], [400]]
+    texts = []
+    for decoder in (Decoder(model, 2), Decoder(model, 2, graph=False), Decoder(exact, 2)):
+        rows: list[list[int]] = [[], []]
+        for chunk in decoder.run(prompts, 64):
+            rows = [row + new for row, new in zip(rows, chunk, strict=True)]
+        texts.append(rows)
+    assert texts[0] == texts[1] == texts[2]
+    assert all(len(row) == 64 for row in texts[0])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8), Sampling(1.2, 40)])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_nothing_waits_for_the_device(sampling: Sampling, batch: int) -> None:
+    """Prefill with padding, sampling, ended rows and the host's looks, where torch raises for every synchronisation."""
+    model, _ = copied(MEDIUM, torch.bfloat16)
+    decoder = Decoder(model, batch, sampling=sampling, stop=(7,), pad=1)
+    prompts = [[1, 2, 3, 4], [5], [6, 8]][:batch]
+    with no_synchronisation():
+        for _ in range(2):
+            rows: list[list[int]] = [[] for _ in prompts]
+            for chunk in decoder.run(prompts, 50, at_once=2 * batch):
+                rows = [row + new for row, new in zip(rows, chunk, strict=True)]
+    assert all(7 not in row[:-1] and (len(row) == 50 or row[-1] == 7) for row in rows)
+
+
+def test_draws_differ_from_token_to_token_and_not_with_the_seed() -> None:
+    """A graph whose random numbers were captured with it would draw the same ones every time."""
+    model, _ = copied(replace(MEDIUM, layers=1), torch.float32)
+    texts = [
+        [t for (row,) in Decoder(model, sampling=Sampling(50.0, 0, seed)).run([[1]], 65) for t in row]
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+    assert len(set(texts[0])) > 32
+    assert texts[0][1:9] != texts[0][9:17]
+
+
+def test_memory_does_not_grow_with_the_context() -> None:
+    """Allocated bytes are the same behind 1 K and 128 K tokens."""
+    model = Mamba2.random(replace(SIZES["130m"], layers=2), "cuda", torch.bfloat16)
+    decoder = Decoder(model)
+    found = []
+    for tokens in (1024, 131072):
+        for _ in decoder.run([torch.randint(0, 50000, (tokens,)).tolist()], 40):
+            pass
+        gc.collect()
+        found.append(torch.cuda.memory_allocated())
+    assert found[0] == found[1]
+
+
+def test_a_published_size_gives_finite_logits() -> None:
+    model = Mamba2.random(SIZES["130m"], "cuda", torch.bfloat16)
+    cache = model.init_cache(1)
+    assert model.prefill(torch.randint(0, 50000, (1, 1000)), cache).isfinite().all()
+    assert model.step(torch.tensor([5], device="cuda"), cache).isfinite().all()
