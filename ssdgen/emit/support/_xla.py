@@ -25,9 +25,6 @@ BLOCK = 64
 """Chunks computed side by side. More of them take turns, so that memory does not grow with the sequence, nor the product
 that gives them their first states with its square."""
 
-LOG2_MIN = -128.0
-"""The log2 decay of a chunk is at least this, as that of a token: sums keep their accuracy, and 2^-128 is 0 beside float32."""
-
 
 @dataclass(frozen=True)
 class Input:
@@ -317,26 +314,30 @@ def _joined(x: Array, at: int) -> Array:
 def entries(log2: Array | float, gained: Array, state: Array, precision: Any) -> tuple[Array, Array]:
     """The state that each chunk begins with, [C, ...], and the one behind the last: the jump formula with chunks for tokens.
 
-        entry[z] = 2^(s[z] - s[0]) state + sum_(c<z) 2^(s[z] - s[c+1]) gained[c]
+        entry[z] = 2^(log2[0] + ... + log2[z-1]) state + sum_(c<z) 2^(log2[c+1] + ... + log2[z-1]) gained[c]
 
     log2: [C or 1, ...], or a number: the sum of the log2 decays over each chunk, its dimensions as those of `gained` or 1
     gained: [C, ...]: what each chunk adds
     state: [...]: before the first
+
+    Each exponent is a sum of its own, not the difference of two: whole chunks of strong decays would drown weak ones in it.
     """
     chunks = gained.shape[0]
     gained = jnp.broadcast_to(gained, (chunks, *state.shape))
-    ends = jnp.maximum(jnp.asarray(log2, gained.dtype), LOG2_MIN)
+    ends = jnp.asarray(log2, gained.dtype)
     ends = ends.reshape((1,) * gained.ndim) if ends.ndim == 0 else ends
     ends = jnp.broadcast_to(ends, (chunks, *ends.shape[1:]))
     if chunks == 1:
         return state[None], jnp.exp2(ends[0]) * state + gained[0]
-    sums = jnp.concatenate((jnp.zeros_like(ends[:1]), jnp.cumsum(ends, 0)))  # [C + 1, ...]: before each chunk, and all
-    boundary, before = jnp.arange(chunks + 1), jnp.arange(chunks)
-    earlier = (before[None, :] < boundary[:, None]).reshape(chunks + 1, chunks, *(1,) * state.ndim)
-    left = jnp.where(earlier, jnp.exp2(jnp.minimum(sums[:, None] - sums[None, 1:], 0.0)), 0.0)  # [C + 1, C, ...]
+    before = jnp.concatenate((jnp.zeros_like(ends[:1]), ends[:-1]))  # [C, ...]: over the chunk before each
+    chunk = jnp.arange(chunks).reshape(-1, *(1,) * ends.ndim)
+    later = chunk - 1 > jnp.swapaxes(chunk, 0, 1)  # [C, C, ...]
+    sums = jnp.cumsum(jnp.where(later, before[:, None], 0.0), 0)  # [C, C, ...]: behind chunk c, up to chunk z
+    left = jnp.where(chunk > jnp.swapaxes(chunk, 0, 1), jnp.exp2(sums), 0.0)
     single = tuple(i for i, length in enumerate(left.shape) if i > 1 and length == 1)
     letters = "zcabdefghij"[: left.ndim]
     kept = "".join(c for i, c in enumerate(letters) if i not in single)
     product = f"{kept},c{letters[2:]}->z{letters[2:]}"
-    states = jnp.einsum(product, jnp.squeeze(left, single), gained, precision=precision) + jnp.exp2(sums) * state
-    return states[:-1], states[-1]
+    entry = jnp.einsum(product, jnp.squeeze(left, single), gained, precision=precision)
+    entry = entry + jnp.exp2(jnp.cumsum(before, 0)) * state
+    return entry, jnp.exp2(ends[-1]) * entry[-1] + gained[-1]
