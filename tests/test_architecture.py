@@ -31,6 +31,7 @@ ROOMS = (
     "compat",
     "pipeline",
     "nn",
+    "models",
     "cli",
 )
 """Lowest first: a room imports from those before it."""
@@ -43,7 +44,7 @@ LIBRARIES = {
     "cuda": {"build", "run"},
     "matplotlib": {"run"},
     "transformers": {"run"},
-    "jax": {"run"},
+    "jax": {"run", "models"},
     "typer": {"cli"},
     "rich": {"cli", "build"},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax import export
 
 from ssdgen.diagnostics import Source
 from ssdgen.emit import emit
@@ -147,6 +149,33 @@ def test_vmap_is_a_batch_of_calls() -> None:
     for got, want in zip(jax.jit(jax.vmap(lambda v: call(**v)))(mapped), jax.jit(call)(**given), strict=True):
         np.testing.assert_allclose(got[0], want, atol=1e-5)
         np.testing.assert_allclose(got[1], want[::-1], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_lowers_for_every_platform(name: str) -> None:
+    """`forward` and `step` are einsums and loops alone, for cpu, cuda and tpu: of which the last is lowered and run nowhere."""
+    s = subject(name)
+    given = arrays(draw(s.layer, case_of(s, 2 * 64 * 4 + 1, dtype="bf16")).keywords())
+    forward = jax.jit(functools.partial(s.module.forward, chunk=4))
+    text = lowered(lambda given: forward(**given), given)
+    assert "stablehlo.while" in text, "more chunks than are computed side by side take turns"
+    if s.plan.step.portable is None:
+        return
+    arguments, time = draw(s.layer, case_of(s, 1)).arguments, s.layer.time
+    moving = {arguments.get(t.name, t.name): t.axes.index(time) for t in s.layer.inputs if time in t.axes}
+    states = {state.name: given.pop(f"{state.name}0") for state in s.layer.states}
+    lowered(
+        lambda given: s.module.step(**given),
+        states | {k: jnp.take(v, 0, moving[k]) if k in moving else v for k, v in given.items()},
+    )
+
+
+def lowered(call: Callable[..., Any], given: dict[str, Any]) -> str:
+    """The StableHLO of a call, which has no custom call in it."""
+    text = str(export.export(jax.jit(call), platforms=("cpu", "cuda", "tpu"))(given).mlir_module())
+    assert "stablehlo." in text
+    assert "custom_call" not in text
+    return text
 
 
 def test_arrays_of_numpy_are_taken() -> None:
