@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ssdgen.run.tune import Preview, Tuned
     from ssdgen.run.tune.tune import Heard
     from ssdgen.run.warm import Also, Kernel, Warmed
+
+Target = Literal["cutile", "jax"]
+"""What a module is emitted for: cuTile kernels with their portable form in torch, or XLA."""
 
 
 def built_ins() -> tuple[str, ...]:
@@ -75,11 +78,12 @@ def roofline(planned: Plan, shape: Mapping[str, int], dtype: Dtype, optional: Se
     return roofline_of(planned, shape, segments, dtype=dtype, present=optional)
 
 
-def emit(planned: Plan) -> ModuleSource:
-    """The module of a plan; of one without kernels, the portable form alone."""
+def emit(planned: Plan, target: Target = "cutile") -> ModuleSource:
+    """The module of a plan for a target; for cutile, of a plan without kernels, the portable form alone."""
     from ssdgen.emit import emit as emit_module
+    from ssdgen.emit import emit_jax
 
-    return emit_module(planned, portable_only=bool(planned.refused))
+    return emit_jax(planned) if target == "jax" else emit_module(planned, portable_only=bool(planned.refused))
 
 
 def package(modules: Iterable[ModuleSource]) -> dict[str, str]:

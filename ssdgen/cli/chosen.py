@@ -67,13 +67,15 @@ def planned(
     *,
     against: list[str] | None = None,
     verifying: bool = False,
+    portable: bool = False,
+    kernels: bool = True,
 ) -> tuple[list[tuple[Proof, Plan]], Left]:
     """Each of `specs` proved and planned, and what kept the others from it.
 
     If none is named, the built-in ones that have kernels. `against` are knobs that win over those of `config`. A spec
-    without kernels is left out; `verifying`, its portable form is enough, and one that is wrong is left out too. Raises
-    SpecError or UserError for a mistake that is not left out and for two layers of one name; Stopped, or the bug, if all
-    specs are left out.
+    without kernels is left out, unless its `portable` form is enough; that it has none is a mistake if `kernels` were asked
+    for. `verifying`, its portable form is enough, and one that is wrong is left out too. Raises SpecError or UserError for a
+    mistake that is not left out and for two layers of one name; Stopped, or the bug, if all specs are left out.
     """
     knobs = settings(config) | settings(against, "--against")
     found: dict[str, tuple[Proof, Plan]] = {}
@@ -89,11 +91,10 @@ def planned(
                 raise
             left.add(spec, error)
             continue
-        if plan.refused and not specs:
-            continue
-        if plan.refused and not verifying:
+        if plan.refused and specs and kernels and not verifying:
             hint = f"ssdgen verify {spec} checks its portable form"
             left.add(spec, UserError(f"{spec} has no kernels yet: {plan.refused}", hint))
+        if plan.refused and not portable and not (verifying and specs):
             continue
         if proof.layer in found:
             raise UserError(f"two of the specs describe a layer called {proof.layer}", "rename one of them")

@@ -99,17 +99,25 @@ def generate(
     ] = Path("generated"),
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a file is stale.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that ssdgen did not write.")] = False,
+    target: Annotated[
+        str | None, typer.Option(metavar="cutile,jax", help="What for: cutile, or both if no spec is named.")
+    ] = None,
     config: Config = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Write a package of modules that needs no ssdgen."""
+    every = get_args(pipeline.Target)
+    targets: tuple[pipeline.Target, ...] = (
+        several(target, every, "--target") if target else every[:1] if specs else every
+    )
     with progress("generate") as step:
-        chosen, left = planned(specs, config, step)
-        modules = [pipeline.emit(plan) for _, plan in chosen]
+        chosen, left = planned(specs, config, step, portable="jax" in targets, kernels="cutile" in targets)
+        pairs = [(plan, t) for _, plan in chosen for t in targets if t == "jax" or not plan.refused]
+        modules = [pipeline.emit(plan, t) for plan, t in pairs]
     files = pipeline.package(modules)
     if check:
-        _check(out, files, specs, left, json)
+        _check(out, files, specs, target, left, json)
     if not force:
         check_overwritten(out, files)
     written = write_all(out, files)
@@ -121,15 +129,19 @@ def generate(
     left.end(True, json)
 
 
-def _check(out: Path, files: dict[str, str], specs: list[str] | None, left: Left, json: bool) -> NoReturn:
+def _check(
+    out: Path, files: dict[str, str], specs: list[str] | None, target: str | None, left: Left, json: bool
+) -> NoReturn:
     """Say which of `files` are not so in `out`, or, if all specs were asked for, which are there that none emits."""
     stale = sorted(differing(out, files))
-    extra = [] if specs else sorted({p.name for p in out.glob("*.py")} - set(files))
+    extra = [] if specs or target else sorted({p.name for p in out.glob("*.py")} - set(files))
     if json:
         show_json({"folder": str(out), "stale": stale, "extra": extra, "errors": left.data()})
     elif stale:
         listed = "\n".join(f"  {out / name}" for name in stale)
-        command = shlex.join(["ssdgen", "generate", *(specs or ()), "-o", str(out)])
+        command = shlex.join(
+            ["ssdgen", "generate", *(specs or ()), *(["--target", target] if target else ()), "-o", str(out)]
+        )
         say(f"ssdgen: not what the specs, templates and generator of today give:\n{listed}\n  hint: {command}")
     elif not extra:
         show(f"{out}: {len(files)} files are up to date")

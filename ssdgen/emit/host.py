@@ -351,20 +351,7 @@ class Host:
 
     def _forward_doc(self) -> str:
         layer = self._layer
-        layouts = dict(self._plan.config.layouts)
-        lines = [f"{layer.title}.", "", f"Returns {', '.join(self._returned())}.", ""]
-        for t in layer.inputs:
-            forms = [layouts.get(t.name, t.axes), *t.narrower]
-            text = " or ".join(f"[{' '.join(a)}]" for a in forms)
-            kind = (
-                f"the dtype of {t.like}" if t.like else " or ".join(DTYPES[d].removeprefix("torch.") for d in t.dtypes)
-            )
-            lines.append(f"{self.host(t.name)}: {text}, {kind}{_extra(t)}")
-        for p in layer.params:
-            lines.append(f"{self.host(p.name)}: a number in {p.range}")
-        for s in layer.states:
-            text = "the state before the first token, zero if absent"
-            lines.append(f"{self.initial(s.name)}: [{' '.join(s.axes)}], float32: {text}")
+        lines = self.input_docs()
         plane = f"[{layer.batch} {layer.time}]"
         lines += [
             "cu_seqlens: int32 or int64: where each of several sequences in a batch of 1 begins, and the last ends; states"
@@ -383,6 +370,24 @@ class Host:
             " tensor, for a missing input, a dtype, rank, size, device or range.",
         ]
         return "\n".join(lines)
+
+    def input_docs(self) -> list[str]:
+        """The lines of the docstring of `forward` about what it computes and returns, its inputs, scalars and states."""
+        layer, layouts = self._layer, dict(self._plan.config.layouts)
+        lines = [f"{layer.title}.", "", f"Returns {', '.join(self._returned())}.", ""]
+        for t in layer.inputs:
+            forms = [layouts.get(t.name, t.axes), *t.narrower]
+            text = " or ".join(f"[{' '.join(a)}]" for a in forms)
+            kind = (
+                f"the dtype of {t.like}" if t.like else " or ".join(DTYPES[d].removeprefix("torch.") for d in t.dtypes)
+            )
+            lines.append(f"{self.host(t.name)}: {text}, {kind}{_extra(t)}")
+        for p in layer.params:
+            lines.append(f"{self.host(p.name)}: a number in {p.range}")
+        for s in layer.states:
+            text = "the state before the first token, zero if absent"
+            lines.append(f"{self.initial(s.name)}: [{' '.join(s.axes)}], float32: {text}")
+        return lines
 
     def _returned(self) -> list[str]:
         layouts = dict(self._plan.config.layouts)

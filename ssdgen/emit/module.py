@@ -51,13 +51,14 @@ SUPPORT = (
 @dataclass(frozen=True, slots=True)
 class ModuleSource:
     """An emitted module: its name, its text, the plan it is printed from, and the files it needs beside it. `gradients` is the
-    text of the module of its gradients, if they have kernels."""
+    text of the module of its gradients, if they have kernels; `tuned` says whether tuning tables are about it."""
 
     name: str
     text: str
     plan: Plan
     support: tuple[tuple[str, str], ...]
     gradients: str = ""
+    tuned: bool = True
 
     def __str__(self) -> str:
         return self.text
@@ -76,7 +77,7 @@ def emit(plan: Plan, portable_only: bool = False) -> ModuleSource:
     every = (*plan.kernels, *plan.step.kernels)
     kernels = [tidy(env.get_template(TEMPLATES[type(k)]).render(k=k)) for k in every]
     text = env.get_template("module.py.j2").render(
-        doc=_module_doc(plan),
+        doc=module_doc(plan),
         kernels=kernels,
         helpers=called(HELPERS, kernels),
         direct=called(DIRECT, kernels),
@@ -121,7 +122,7 @@ def _assigned(name: str, words: str) -> str:
     return "\n".join([f"{name} = (", *(f"    {string(part)}" for part in parts), ")"])
 
 
-def _module_doc(plan: Plan) -> str:
+def module_doc(plan: Plan) -> str:
     """The recurrence, the jump formula it is computed by, and what the letters stand for."""
     layer, form = plan.form.recurrence.layer, plan.form
     lines = [f"{layer.title}.", "", "The forward pass of", ""]

@@ -24,7 +24,8 @@ def package(modules: Iterable[ModuleSource]) -> dict[str, str]:
         files |= {**dict(module.support), f"{module.name}.py": module.text}
         if module.gradients:
             files[f"{gradients_name(module.name)}.py"] = module.gradients
-        digests.add(spec_digest(module))
+        if module.tuned:
+            digests.add(spec_digest(module))
     return files | tables(digests)
 
 

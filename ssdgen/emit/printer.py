@@ -1,6 +1,6 @@
 """Axis-aware printing of expressions over tiles: transposes and `[:, None]` follow from the axes asked for.
 
-One algorithm, two dialects: `CUTILE` for kernels, `TORCH` for the portable path.
+One algorithm, three dialects: `CUTILE` for kernels, `TORCH` and `JAX` for the portable path.
 """
 
 from __future__ import annotations
@@ -179,3 +179,29 @@ TORCH = Dialect(
     total=lambda code, at: f"({code}).sum({at})",
 )
 """The portable path: torch, and helpers of `_runtime.py`."""
+
+JAX = Dialect(
+    calls={
+        "exp": "jnp.exp({0})",
+        "exp2": "jnp.exp2({0})",
+        "log": "jnp.log({0})",
+        "log2": "jnp.log2({0})",
+        "log1p": "jnp.log1p({0})",
+        "sqrt": "jnp.sqrt({0})",
+        "abs": "jnp.abs({0})",
+        "tanh": "jnp.tanh({0})",
+        "pow": "jnp.power({0}, {1})",
+        "min": "jnp.minimum({0}, {1})",
+        "max": "jnp.maximum({0}, {1})",
+        "clamp": "jnp.minimum(jnp.maximum({0}, {1}), {2})",
+        "relu": "jax.nn.relu({0})",
+        "sigmoid": "jax.nn.sigmoid({0})",
+        "logsigmoid": "jax.nn.log_sigmoid({0})",
+        "softplus": "jax.nn.softplus({0})",
+        "silu": "jax.nn.silu({0})",
+        "where": "jnp.where({0}, {1}, {2})",
+    },
+    permute=lambda code, axes, wanted: f"jnp.transpose({code}, ({', '.join(str(axes.index(a)) for a in wanted)}))",
+    total=lambda code, at: f"jnp.sum({code}, {at})",
+)
+"""The portable path for XLA: jax.numpy, whose functions of one argument take numbers too."""

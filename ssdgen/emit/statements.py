@@ -9,6 +9,7 @@ from ssdgen.emit.printer import CUTILE, TORCH, Printer
 from ssdgen.ir.expr import Axes, Const, Expr, Ref, axes_of, merge_axes, mul
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import (
+    CHUNKS,
     KEY,
     Cumsum,
     Dot,
@@ -36,8 +37,9 @@ class Commenter:
         self._file = layer.source.path.replace("\\", "/").rsplit("/", 1)[-1]
 
     def shape(self, axes: Axes) -> str:
-        """`[L, P]` for a tile with axes (time, p): L is the chunk's length."""
-        return f"[{', '.join('L' if a in (self._layer.time, KEY) else a.upper() for a in axes)}]" if axes else ""
+        """`[L, P]` for a tile with axes (time, p): L is the chunk's length, C the number of chunks side by side."""
+        known = {self._layer.time: "L", KEY: "L", CHUNKS: "C"}
+        return f"[{', '.join(known.get(a, a.upper()) for a in axes)}]" if axes else ""
 
     def spec(self, line: int | None) -> str | None:
         """A comment that quotes a line of the spec."""

@@ -20,7 +20,7 @@ from ssdgen.ir.schedule import PlanName, Product, Side
 
 if TYPE_CHECKING:
     from ssdgen.ir.gradients import GradientPlan
-    from ssdgen.ir.portable import Portable, PortableStep
+    from ssdgen.ir.portable import ChunksForm, Portable, PortableStep
 
 KEY = "t'"
 """The time axis of the tokens that are looked back at: scores have axes (time, KEY)."""
@@ -393,7 +393,8 @@ class Plan:
     """All that a module is printed from.
 
     `kernels` are in launch order. `refused` says why there are no kernels, for a form that only the portable path computes.
-    `gradients` is the plan of its gradients, if they were asked for and it has kernels.
+    `portable` and `chunks` are one form for torch and for XLA, chunk by chunk and side by side. `gradients` is the plan of its
+    gradients, if they were asked for and it has kernels.
     """
 
     form: ChunkForm
@@ -402,6 +403,7 @@ class Plan:
     workspaces: tuple[Workspace, ...]
     knobs: tuple[Knob, ...]
     portable: Portable
+    chunks: ChunksForm
     step: StepPlan
     leader: str
     refused: str = field(default="")

@@ -102,3 +102,38 @@ class PortableStep:
     indices: Axes
     body: tuple[PortableStatement, ...]
     outputs: tuple[PortableOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkMove:
+    """A state's way from chunk to chunk: `end` is the sum of its log2 decays over each, `gained` what each adds, in parts.
+
+    `entry` is what it is before each, which follows from both and from `state` before the first.
+    """
+
+    state: Ref
+    entry: Ref
+    end: Expr
+    gained: tuple[Ref, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunksForm:
+    """The chunked form over chunks of equal length at once, which have an axis CHUNKS: einsums and no loop.
+
+    `tokens` is computed once for all tokens; `cut` are those of its values, and the inputs, that each chunk has its tokens of;
+    `gains` is computed from these alone, then `moves` the states that the chunks begin with, then `reads` and the outputs.
+    `group` is the axis that heads are split by, if there is one: what heads of a group share is then computed once a group,
+    and the head axis counts within a group.
+    """
+
+    inputs: tuple[PortableInput, ...]
+    sizes: Axes
+    indices: Axes
+    group: str | None
+    tokens: tuple[PortableStatement, ...]
+    cut: tuple[Slice, ...]
+    gains: tuple[PortableStatement, ...]
+    moves: tuple[ChunkMove, ...]
+    reads: tuple[PortableStatement, ...]
+    outputs: tuple[PortableOutput, ...]

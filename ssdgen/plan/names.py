@@ -170,6 +170,7 @@ HOST_LOCALS = frozenset(
         "parts",
         "sums",
     }
+    | {"call", "states", "product", "precision", "jax", "jnp", "Array", "Any"}
 )
 """Names that the host functions of an emitted module use themselves, and of the kernels they launch."""
 

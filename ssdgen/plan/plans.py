@@ -12,6 +12,7 @@ from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.plan import AnyKernel, Config, GroupKernel, Knob, Plan, Workspace
 from ssdgen.ir.schedule import PERSISTENT, PRODUCTS
 from ssdgen.plan.builder import Unsupported
+from ssdgen.plan.chunks import chunks_form
 from ssdgen.plan.config import default_config, knobs
 from ssdgen.plan.gradients import gradient_plan
 from ssdgen.plan.outputs import output_kernel
@@ -45,7 +46,8 @@ def plan(form: ChunkForm, config: Config | None = None, adjoint: Adjoint | None 
     step = step_plan(form, config, bool(kernels))
     gradients = None if adjoint is None or refused else gradient_plan(adjoint, config)
     fields = _fields(config, kernels)
-    return Plan(form, config, kernels, buffers, fields, portable(form, config), step, leader, refused, gradients)
+    portables = portable(form, config), chunks_form(form, config)
+    return Plan(form, config, kernels, buffers, fields, *portables, step, leader, refused, gradients)
 
 
 def _kernels(form: ChunkForm, config: Config) -> tuple[AnyKernel, ...]:

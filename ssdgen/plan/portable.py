@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ssdgen.ir.chunkform import ChunkForm, Decay, Read, Score
+from ssdgen.ir.chunkform import ChunkForm, ChunkState, Decay, Read, Score
 from ssdgen.ir.expr import ONE, ZERO, Apply, Axes, Contract, Expr, Index, Ref, Size, axes_of, mul, rewrite
 from ssdgen.ir.plan import KEY, Config, Cumsum, Last, Let
 from ssdgen.ir.portable import Einsum, Portable, PortableInput, PortableOutput, PortableStatement, Shift, Slice
@@ -78,6 +78,10 @@ class PortableBuilder:
         """`axes` in the builder's order, without those that it lacks."""
         return tuple(a for a in self.order if a in axes)
 
+    def shared(self, axis: str) -> str:
+        """What the axis of an input reads as: one of groups as that of heads."""
+        return self.layer.shared(axis)
+
     def value(self, section: list[PortableStatement], expr: Expr, lag: bool = False) -> Expr:
         """`expr` over tensors: of all tokens if `section` is `tokens`, else of the chunk's."""
         whole = section is self.tokens
@@ -99,7 +103,7 @@ class PortableBuilder:
                     return Ref(f"size_{axis}")
                 case Index(axis=axis):
                     self.indices.setdefault(axis)
-                    return Ref(f"index_{axis}", (axis,))
+                    return Ref(f"index_{axis}", self.natural((axis,)))
                 case _:
                     return None
             return source if whole or self.time not in source.axes else self._slice(section, source)
@@ -109,7 +113,7 @@ class PortableBuilder:
     def source(self, ref: Ref, lag: bool) -> Ref:
         """An input, with `lag` of the tokens before."""
         tensor = self.layer.tensor(ref.name)
-        source = Ref(self.names.of("host", ref.name), self.natural(tuple(self.layer.shared(a) for a in tensor.axes)))
+        source = Ref(self.names.of("host", ref.name), self.natural(tuple(self.shared(a) for a in tensor.axes)))
         if not lag or self.time not in source.axes:
             return source
         key = f"before {ref.name}"
@@ -153,7 +157,7 @@ class PortableBuilder:
             before: Expr = mul(token, log2)
         else:
             now = self._slice(self.chunk, log2)
-            through = Ref(self.names.of("value", f"{decay.name}_sum"), log2.axes)
+            through = Ref(self.names.of("value", f"{decay.name}_sum"), now.axes)
             self.chunk.append(Cumsum(through, now))
             before = Apply("sub", (through, now))
         end = Ref(self.names.of("value", f"{decay.name}_end"), tuple(a for a in through.axes if a != self.time))
@@ -175,8 +179,8 @@ class PortableBuilder:
         inside = score.axis in axes_of(left)
         if left != ONE:
             left = self.named(section, f"{score.decay}_left", left)
-        product = Ref(self.names.of("product", f"{score.name}_product"), axes)
-        section.append(Einsum(product, (vector, column, left) if inside else (vector, column)))
+        factors = (vector, column, left) if inside else (vector, column)
+        product = self.product(section, "product", f"{score.name}_product", factors, axes, score.axis)
         weight = retime(self._weight(score.weight, section), time, KEY)
         value = mul(product, ONE if inside else left, weight)
         return self.named(section, score.name, where(self._causal(score.at), value), axes)
@@ -191,24 +195,37 @@ class PortableBuilder:
     def _read(self, read: Read, scores: dict[str, Ref]) -> Ref:
         section = self.chunk
         state = self.form.state(read.state)
-        sums = self.sums[read.decay]
-        reach = grown(sums.before if read.at == -1 else sums.through)
         layer = self.layer
         axes = (layer.batch, self.time, layer.head) + ((state.row_axis,) if state.row_axis else ())
-        carried = Ref(self.names.of("carried", f"{read.name}_carried"), axes)
-        vector = mul(self.value(section, read.vector), reach)
-        section.append(Einsum(carried, (vector, Ref(self.names.of("host", state.name), state.axes))))
-        total: Expr = carried
+        total = self._carried(section, read, state, axes)
         for interaction in read.interactions:
             score = scores[interaction.score]
             if interaction.row is None:
                 total = Apply("add", (total, Contract(score, ONE, KEY)))
                 continue
             row = retime(self.value(section, interaction.row, bool(interaction.lag)), self.time, KEY)
-            within = Ref(self.names.of("value", f"{read.name}_within_{interaction.score}"), axes)
-            section.append(Einsum(within, (score, row)))
-            total = Apply("add", (total, within))
+            name = f"{read.name}_within_{interaction.score}"
+            total = Apply("add", (total, self.product(section, "value", name, (score, row), axes, KEY)))
         return self.named(section, read.name, total, axes)
+
+    def _carried(self, section: list[PortableStatement], read: Read, state: ChunkState, axes: Axes) -> Expr:
+        """What is read of the state that the chunk starts from; the vector bears the decay, along whose axis it may vary."""
+        vector = mul(self.value(section, read.vector), self.reach(read))
+        entry = Ref(self.names.of("host", state.name), state.axes)
+        return self.product(section, "carried", f"{read.name}_carried", (vector, entry), axes, state.column_axis)
+
+    def reach(self, read: Read) -> Expr:
+        """What is left, at each token that `read` is at, of the state that the chunk starts from."""
+        sums = self.sums[read.decay]
+        return grown(sums.before if read.at == -1 else sums.through)
+
+    def product(
+        self, section: list[PortableStatement], kind: str, name: str, factors: tuple[Expr, ...], axes: Axes, over: str
+    ) -> Ref:
+        """Append name[axes] = the product of `factors`, summed over one axis; its Ref."""
+        target = Ref(self.names.of(kind, name), axes)
+        section.append(Einsum(target, factors))
+        return target
 
     def output(self, name: str) -> PortableOutput:
         """An output of what the chunk (or the step) has read."""
@@ -216,7 +233,7 @@ class PortableBuilder:
         declared = next(o for o in self.layer.outputs if o.name == name)
         body: list[PortableStatement] = []
         value = self.value(body, form.value)
-        target = Ref(self.names.of("now", f"{name}_now"), self.natural(form.axes))
+        target = Ref(self.names.of("now", f"{name}_now"), self.output_axes(form.axes))
         body.append(Let(target, value, declared.value.span.line))
         self.known[name] = target
         gates = []
@@ -229,22 +246,35 @@ class PortableBuilder:
         pieces = self.names.of("pieces", f"{name}_pieces")
         return PortableOutput(name, pieces, tuple(body), tuple(gates), target, axes)
 
+    def output_axes(self, axes: Axes) -> Axes:
+        """The axes of an output that is declared with `axes`, before it is brought to the order of its array."""
+        return self.natural(axes)
+
     def _advance(self, section: list[PortableStatement], name: str) -> None:
-        """S = 2^end S + sum over tokens of what is left of each input; the column bears it, along whose axis it may vary."""
+        """S = 2^end S + what its inputs leave at the end."""
         state = self.form.state(name)
-        sums = self.sums[state.decay]
         target = Ref(self.names.of("host", state.name), state.axes)
-        total: Expr = mul(grown(sums.end), target)
+        total: Expr = mul(grown(self.sums[state.decay].end), target)
+        for gained in self.gained(section, state):
+            total = Apply("add", (total, gained))
+        section.append(Let(target, total))
+
+    def gained(self, section: list[PortableStatement], state: ChunkState) -> tuple[Ref, ...]:
+        """What the inputs of the chunk's tokens leave of each term of a state at its end."""
+        sums = self.sums[state.decay]
+        found = []
         for i, term in enumerate(state.terms):
             lag = bool(term.lag)
             carry = mul(self._weight(term.weight, section), decayed(sums.end, sums.through, at_most_0))
             if axes_of(carry):
                 carry = self.named(section, "carry", carry)
             column = self.value(section, term.column, lag)
-            factors: tuple[Expr, ...] = (mul(carry, column),)
-            if term.row is not None:
-                factors = (self.value(section, term.row, lag), *factors)
-            gained = Ref(self.names.of("value", f"{state.name}_gained" + (f"_{i + 1}" if i else "")), state.axes)
-            section.append(Einsum(gained, factors))
-            total = Apply("add", (total, gained))
-        section.append(Let(target, total))
+            row = None if term.row is None else self.value(section, term.row, lag)
+            name = f"{state.name}_gained" + (f"_{i + 1}" if i else "")
+            factors = self.outer(row, carry, column, state.column_axis)
+            found.append(self.product(section, "value", name, factors, state.axes, self.time))
+        return tuple(found)
+
+    def outer(self, row: Expr | None, carry: Expr, column: Expr, axis: str) -> tuple[Expr, ...]:
+        """The factors of row (x) column, of which the column, that of `axis`, bears the decay: it may vary along that axis."""
+        return (mul(carry, column),) if row is None else (row, mul(carry, column))

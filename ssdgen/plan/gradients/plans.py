@@ -17,6 +17,7 @@ from ssdgen.ir.gradients import GradientPlan, Result
 from ssdgen.ir.plan import CHUNKS, Config, Kernel, Knob, Plan, StepPlan, Workspace
 from ssdgen.ir.schedule import PRODUCTS
 from ssdgen.plan.builder import Unsupported
+from ssdgen.plan.chunks import chunks_form
 from ssdgen.plan.config import DTYPES, default_config, knobs
 from ssdgen.plan.gradients.chunk import NAME as CHUNK
 from ssdgen.plan.gradients.chunk import chunk_kernel, met_axes, met_name, sum_name, written_name
@@ -53,7 +54,7 @@ def gradient_plan(adjoint: Adjoint, config: Config | None = None) -> GradientPla
     config = replace(
         config, plan="segmented", swap=("state",), chunk=CHUNK_TOKENS, segments=0, latency=hints, state_latency=walked
     )
-    empty = Plan(form, config, (), (), (), portable(form, config), StepPlan(), leader)
+    empty = Plan(form, config, (), (), (), portable(form, config), chunks_form(form, config), StepPlan(), leader)
     try:
         check_form(adjoint)
         gradients = sort(adjoint)

@@ -1,0 +1,160 @@
+"""Gated linear attention with one gate a token and head (Yang et al. 2023, arXiv 2312.06635, as fla's simple GLA).
+
+The forward pass of
+
+    S[t] = exp(g) * S[t-1] + v * k
+
+emitted by ssdgen, as the jump formula over chunks of L tokens:
+
+    decay[i] = g * LOG2E    log2, one a token and head
+    s[i] = decay[0] + ... + decay[i]
+
+    S_end = 2^s[L-1] S
+      + sum_j 2^(s[L-1] - s[j]) v[j] (x) k[j]
+    score[i,j] = (q[i] . k[j]) 2^(s[i] - s[j])    j <= i
+    read_S[i] = 2^s[i] S . q[i]
+      + sum_j score[i,j] v[j]
+
+    y = read_S / sqrt(size(n))
+
+    one token:
+    S = 2^(g * LOG2E) S + v (x) k
+    read_S = S . q
+
+Axes: b batch, t time, h head, p = 64 row channel, n = 128 column channel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from . import _xla as _rt
+
+LOG2E = math.log2(math.e)
+
+LAYER = _rt.Layer(
+    "simple_gla",
+    batch="b",
+    time="t",
+    head="h",
+    inputs=(
+        _rt.Input("q", ("b", "t", "h", "n"), (_rt.BF16, _rt.F16, _rt.F32), like="v"),
+        _rt.Input("k", ("b", "t", "h", "n"), (_rt.BF16, _rt.F16, _rt.F32), like="v"),
+        _rt.Input("v", ("b", "t", "h", "p"), (_rt.BF16, _rt.F16, _rt.F32)),
+        _rt.Input("g", ("b", "t", "h"), (_rt.F32, _rt.BF16, _rt.F16), high=0.0),
+    ),
+    scalars=(),
+    groups={},
+    states={"S": ("b", "h", "p", "n")},
+    outputs={"y": ("b", "t", "h", "p")},
+    dtypes={"y": "v"},
+)
+
+
+def forward(
+    q: Array, k: Array, v: Array, g: Array,
+    *,
+    S0: Array | None = None, chunk: int = 64, precision: Any = _rt.HIGHEST,
+) -> tuple[Array, ...]:
+    """Gated linear attention with one gate a token and head (Yang et al. 2023, arXiv 2312.06635, as fla's simple
+    GLA).
+
+    Returns y[b t h p], the final state S[b h p n].
+
+    q: [b t h n], the dtype of v
+    k: [b t h n], the dtype of v
+    v: [b t h p], bfloat16 or float16 or float32
+    g: [b t h], float32 or bfloat16 or float16, in [-inf, 0]
+    S0: [b h p n], float32: the state before the first token, zero if absent
+    chunk: tokens a chunk; it changes the time that it takes, not the result
+    precision: of products of float32, a jax.lax.Precision or its name; of bfloat16 it changes nothing
+
+    A pure function to be traced: under jax.jit, with `chunk` and `precision` as static arguments, jax.vmap and
+    jax.grad. Computed in float32, or float64 if an input is; products of bfloat16 inputs have bfloat16 operands
+    and float32 sums. Raises TypeError or ValueError, which name the argument, for a missing input, a dtype, rank
+    or size, or a number out of range; values of arrays are not looked at.
+    """
+    call = _rt.check(LAYER, {"q": q, "k": k, "v": v, "g": g}, {"S": S0}, {})
+    _rt.check_chunk(LAYER, chunk)
+    size, dtype = call.size, call.dtype
+    q = jnp.transpose(q, (0, 2, 1, 3)).astype(dtype)
+    k = jnp.transpose(k, (0, 2, 1, 3)).astype(dtype)
+    v = jnp.transpose(v, (0, 2, 1, 3)).astype(dtype)
+    g = jnp.transpose(g, (0, 2, 1)).astype(dtype)
+    S = _rt.initial(LAYER, "S", S0, call)
+    size_n = float(size["n"])
+    product = _rt.products(call.inputs["v"], dtype, precision)
+    decay_log2 = jnp.minimum(jnp.maximum(g * LOG2E, -128.0), 0.0)  # [B, H, L]
+
+    def chunks(states: tuple[Array, ...], now: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Several chunks side by side: from the states before them to those behind, and their outputs."""
+        (S,) = states
+        decay_log2_now, k_now, v_now, q_now = now
+        token = jnp.arange(decay_log2_now.shape[3], dtype=dtype)
+        decay_sum = jnp.cumsum(decay_log2_now, 3)  # [C, B, H, L]
+        decay_end = decay_sum[:, :, :, -1]  # [C, B, H]
+        carry = jnp.exp2(jnp.minimum(decay_end[:, :, :, None] - decay_sum, 0.0))  # [C, B, H, L]
+        S_gained = product("cbhtp,cbhtn->cbhpn", v_now * carry[:, :, :, :, None], k_now)  # [C, B, H, P, N]
+        S_entry, S = _rt.entries(decay_end[:, :, :, None, None], S_gained, S, precision)
+        decay_left = jnp.exp2(  # [C, B, H, L, L]
+            jnp.minimum(decay_sum[:, :, :, :, None] - decay_sum[:, :, :, None, :], 0.0)
+        )
+        score_product = product("cbhtn,cbhsn->cbhts", q_now, k_now)  # [C, B, H, L, L]
+        causal = token[:, None] >= token[None, :]  # [L, L]
+        score = jnp.where(causal[None, None, None, :, :], score_product * decay_left, 0.0)  # [C, B, H, L, L]
+        read_S_carried = product("cbhtn,cbhpn->cbhtp", q_now, S_entry)  # [C, B, H, L, P]
+        read_S_within_score = product("cbhts,cbhsp->cbhtp", score, v_now)  # [C, B, H, L, P]
+        read_S = jnp.exp2(decay_sum)[:, :, :, :, None] * read_S_carried + read_S_within_score  # [C, B, H, L, P]
+        # simple_gla.ssd:16  y = (S[t] . q) / sqrt(size(n))
+        y_now = read_S / jnp.sqrt(size_n)  # [C, B, H, L, P]
+        return ((S,), (y_now.astype(call.outputs["y"]),))
+
+    (y,), (S,) = _rt.walk(
+        chunks,
+        (S,),
+        ((decay_log2, 2), (k, 2), (v, 2), (q, 2)),
+        ((2, (size["b"], size["h"], size["t"], size["p"]), call.outputs["y"]),),
+        size["t"],
+        chunk,
+    )
+    return (jnp.transpose(y, (0, 2, 1, 3)), S)
+
+
+def init_state(
+    batch: int, heads: int, *, p: int = 64, n: int = 128, dtype: Any = jnp.float32,
+) -> Array:
+    """Zero states: S[b h p n]."""
+    return jnp.zeros((batch, heads, p, n), dtype)
+
+
+def step(
+    S: Array, q: Array, k: Array, v: Array, g: Array,
+) -> tuple[Array, ...]:
+    """One token: y[b h p] and the states behind it, S[b h p n], float32, bfloat16 or float64 as they came. Inputs
+    are as in `forward`, without its time axis: q[b h n], k[b h n], v[b h p], g[b h].
+
+    A pure function, as `forward` is: under jax.jit, donate the states to have them updated in their memory.
+    """
+    call = _rt.check(LAYER, {"q": q, "k": k, "v": v, "g": g}, {"S": S}, {}, step=True)
+    size, dtype = call.size, call.dtype
+    q = q.astype(dtype)
+    k = k.astype(dtype)
+    v = v.astype(dtype)
+    g = g.astype(dtype)
+    S = S.astype(dtype)
+    size_n = float(size["n"])
+    decay = jnp.exp2(jnp.minimum(jnp.maximum(g * LOG2E, -128.0), 0.0))  # [B, H]
+    S = decay[:, :, None, None] * S  # [B, H, P, N]
+    S = S + v[:, :, :, None] * k[:, :, None, :]  # [B, H, P, N]
+    read_S = jnp.sum(S * q[:, :, None, :], 3)  # [B, H, P]
+    # simple_gla.ssd:16  y = (S[t] . q) / sqrt(size(n))
+    y_now = read_S / jnp.sqrt(size_n)  # [B, H, P]
+    return (y_now.astype(call.outputs["y"]), S.astype(call.states["S"]))
+
+
+SPEC_DIGEST = "25b59f99f44771e32aba0a6bf206e961a0a126719bcf3b39be7df453d7df2e85"
+"""The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""

@@ -1,0 +1,262 @@
+"""Modules emitted for XLA compute what the spec says: in every dtype, at every length, differentiated, in vmap and jit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax import export
+
+from ssdgen.diagnostics import Source
+from ssdgen.emit import emit
+from ssdgen.emit.package import package
+from ssdgen.run.cases import sizes_for
+from ssdgen.run.checks import relative_error
+from ssdgen.run.inputs import Case, Inputs, draw
+from ssdgen.run.load import load
+from tests.emit.test_modules import COLLIDING
+from tests.xla.subject import SPECS, Subject, array, arrays, made, subject, tensor
+
+DTYPES = {"f32": 1e-5, "bf16": 5e-3}
+
+
+def case_of(s: Subject, tokens: int, **others: Any) -> Case:
+    return Case(sizes_for(s.layer, tokens), **others)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_equals_the_token_loop(name: str) -> None:
+    """Two whole chunks side by side and a shorter one, from a state of the caller, whose heads share groups."""
+    subject(name).check(case_of(subject(name), 21))
+
+
+@pytest.mark.parametrize("name", ["mamba2", "gla"])
+def test_products_of_bfloat16(name: str) -> None:
+    """Operands are rounded to bfloat16 and nothing else is: the result keeps the bound of the kernels."""
+    subject(name).check(case_of(subject(name), 21, dtype="bf16"))
+
+
+@pytest.mark.parametrize(("tokens", "dtype"), [(0, "f32"), (1, "f16"), (8, "f64")])
+def test_lengths(tokens: int, dtype: Any) -> None:
+    subject("mamba2").check(case_of(subject("mamba2"), tokens, dtype=dtype))
+
+
+def test_blocks_of_chunks_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence of more chunks than are computed side by side: four blocks in a loop, a chunk behind it, a shorter one."""
+    s = subject("mamba2")
+    monkeypatch.setattr(s.module._rt, "BLOCK", 2)
+    s.check(case_of(s, 4 * 9 + 1), chunk=4)
+
+
+@pytest.mark.parametrize(("tokens", "chunk", "strong"), [(64, 16, slice(0, None, 8)), (256, 4, None)])
+def test_strong_decays_do_not_drown_weak_ones(tokens: int, chunk: int, strong: slice | None) -> None:
+    """Float32 sums of both are finite, their differences wrong: a token's log2 decay is clamped, behind one strong decay in
+    eight, and from chunk to chunk each sum is one of its own, where whole chunks of strong decays alternate with weak ones."""
+    s = subject("mamba2")
+    inputs = draw(s.layer, case_of(s, tokens, absent=frozenset({"dt_bias"})))
+    inputs.tensors["A"] = torch.full_like(inputs.tensors["A"], -1e5)
+    weak = torch.randn(inputs.tensors["dt"].shape, generator=torch.Generator().manual_seed(0)) - 14  # steps around 1e-6
+    inputs.tensors["dt"] = weak
+    if strong is not None:
+        weak[:, strong] = 100.0
+    else:
+        weak.unflatten(1, (-1, 2, chunk))[:, :, 0] = 100.0
+    got = s.call(inputs, chunk)
+    wide = {k: v.double() for k, v in inputs.tensors.items()}, {}, {k: v.double() for k, v in inputs.states.items()}
+    want = s.call(Inputs(*wide, inputs.arguments), chunk=1)
+    errors = [relative_error(tensor(a), tensor(b)) for a, b in zip(got, want, strict=True)]
+    assert max(errors) < 3e-5, errors
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("mamba2", "bf16"), *((n, "f32") for n in SPECS if n != "mamba3")])
+def test_steps_equal_the_whole_sequence(name: str, dtype: Any) -> None:
+    """Token by token, states handed on: what `forward` gives for all of them."""
+    s = subject(name)
+    inputs = draw(s.layer, case_of(s, 3, dtype=dtype))
+    want = s.call(inputs, chunk=8)
+    given = arrays(inputs.keywords())
+    arguments = inputs.arguments
+    moving = {
+        arguments.get(t.name, t.name): t.axes.index(s.layer.time) for t in s.layer.inputs if s.layer.time in t.axes
+    }
+    states = [given.pop(f"{state.name}0") for state in s.layer.states]
+    step = jax.jit(s.module.step)
+    for t in range(3):
+        now = {k: jnp.take(v, t, moving[k]) if k in moving else v for k, v in given.items()}
+        y, *states = step(*states, **now)
+        assert relative_error(tensor(y), tensor(want[0][:, t])) < DTYPES[dtype]
+    for state, final in zip(states, want[1:], strict=True):
+        assert state.dtype == jnp.float32
+        assert relative_error(tensor(state), tensor(final)) < DTYPES[dtype]
+
+
+def test_a_step_that_looks_back_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match=r"mamba3: no steps are emitted for .*reads the token before"):
+        subject("mamba3").module.step(jnp.zeros(1))
+
+
+@pytest.mark.parametrize("name", ["mamba2", "gla", "mlstm"])
+def test_gradients_equal_those_of_the_other_portable_form(name: str) -> None:
+    """With respect to every input and initial state, through whole chunks and a shorter one."""
+    s = subject(name)
+    inputs = draw(s.layer, case_of(s, 11, dtype="f32"))
+    other = emit(s.plan, portable_only=bool(s.plan.refused))
+    leaves = {k: v.double().requires_grad_() for k, v in inputs.keywords().items() if isinstance(v, torch.Tensor)}
+    results = load(other.name, package([other])).forward(**leaves)
+    weights = [torch.randn(v.shape, generator=torch.Generator().manual_seed(i)) for i, v in enumerate(results)]
+    sum((v * w).sum() for v, w in zip(results, weights, strict=True)).backward()
+
+    def loss(given: dict[str, jax.Array]) -> jax.Array:
+        found = s.module.forward(**given, chunk=4)
+        return sum(jnp.sum(v * array(w)) for v, w in zip(found, weights, strict=True))
+
+    gradients = jax.jit(jax.grad(loss))(arrays(inputs.keywords()))
+    errors = {k: relative_error(tensor(g), leaves[k].grad) for k, g in gradients.items()}
+    assert set(errors) == set(leaves)
+    assert max(errors.values()) < 1e-5, errors
+
+
+def test_gradients_of_bfloat16() -> None:
+    """They exist, are in the dtype of their input, and are as close as its rounding lets them be."""
+    s = subject("mamba2")
+    inputs = draw(s.layer, case_of(s, 8, dtype="bf16"))
+    given = arrays(inputs.keywords())
+    wide = {k: v.astype(jnp.float32) for k, v in given.items()}
+    weights = array(torch.randn(given["x"].shape, generator=torch.Generator().manual_seed(0)))
+
+    def loss(given: dict[str, jax.Array]) -> jax.Array:
+        y, _ = s.module.forward(**given, chunk=4)
+        return jnp.sum(y.astype(jnp.float32) * weights)
+
+    got, want = jax.jit(jax.grad(loss))(given), jax.jit(jax.grad(loss))(wide)
+    assert {k: v.dtype for k, v in got.items()} == {k: v.dtype for k, v in given.items()}
+    errors = {k: relative_error(tensor(got[k].astype(jnp.float32)), tensor(want[k])) for k in got}
+    assert max(errors.values()) < 2e-2, errors
+
+
+def test_vmap_is_a_batch_of_calls() -> None:
+    s = subject("mamba2")
+    given = arrays(draw(s.layer, case_of(s, 5)).keywords())
+    mapped = {k: jnp.stack((v, v[::-1] if k in ("x", "dt", "B", "C", "z", "S0") else v)) for k, v in given.items()}
+    call = functools.partial(s.module.forward, chunk=4)
+    for got, want in zip(jax.jit(jax.vmap(lambda v: call(**v)))(mapped), jax.jit(call)(**given), strict=True):
+        np.testing.assert_allclose(got[0], want, atol=1e-5)
+        np.testing.assert_allclose(got[1], want[::-1], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_lowers_for_every_platform(name: str) -> None:
+    """`forward` and `step` are einsums and loops alone, for cpu, cuda and tpu: of which the last is lowered and run nowhere."""
+    s = subject(name)
+    given = arrays(draw(s.layer, case_of(s, 2 * 64 * 4 + 1, dtype="bf16")).keywords())
+    forward = jax.jit(functools.partial(s.module.forward, chunk=4))
+    text = lowered(lambda given: forward(**given), given)
+    assert "stablehlo.while" in text, "more chunks than are computed side by side take turns"
+    if s.plan.step.portable is None:
+        return
+    arguments, time = draw(s.layer, case_of(s, 1)).arguments, s.layer.time
+    moving = {arguments.get(t.name, t.name): t.axes.index(time) for t in s.layer.inputs if time in t.axes}
+    states = {state.name: given.pop(f"{state.name}0") for state in s.layer.states}
+    lowered(
+        lambda given: s.module.step(**given),
+        states | {k: jnp.take(v, 0, moving[k]) if k in moving else v for k, v in given.items()},
+    )
+
+
+def lowered(call: Callable[..., Any], given: dict[str, Any]) -> str:
+    """The StableHLO of a call, which has no custom call in it."""
+    text = str(export.export(jax.jit(call), platforms=("cpu", "cuda", "tpu"))(given).mlir_module())
+    assert "stablehlo." in text
+    assert "custom_call" not in text
+    return text
+
+
+def test_arrays_of_numpy_are_taken() -> None:
+    s = subject("linear_attention")
+    given = arrays(draw(s.layer, case_of(s, 4)).keywords())
+    got = s.module.forward(**{k: np.asarray(v) for k, v in given.items()})
+    np.testing.assert_allclose(got[0], s.module.forward(**given)[0])
+
+
+def changed(given: dict[str, Any], **others: Any) -> dict[str, Any]:
+    return {**given, **others}
+
+
+BAD = {
+    "`B`[b t g n] is missing": ({"B": None}, TypeError),
+    "`B` must have the dtype of `x`, float32, got bfloat16": ({"B": jnp.zeros((2, 5, 2, 24), jnp.bfloat16)}, TypeError),
+    "`dt` must be float32 or bfloat16 or float16 or float64, got int32": ({"dt": jnp.zeros((2, 5, 4), int)}, TypeError),
+    "`A` must be an array of jax or numpy, got list": ({"A": [1.0]}, TypeError),
+    "`D` must be [h p] (rank 2) or [h] (rank 1), got shape [1, 4, 40]": ({"D": jnp.zeros((1, 4, 40))}, ValueError),
+    "`C`[b t g n] has shape [2, 5, 2, 23], but axis n is 24 in `B`": ({"C": jnp.zeros((2, 5, 2, 23))}, ValueError),
+    "3 groups (axis g, of `B`) do not divide 4 heads": (
+        {"B": jnp.zeros((2, 5, 3, 24)), "C": jnp.zeros((2, 5, 3, 24))},
+        ValueError,
+    ),
+    "`S0` must be float32 or float64, got bfloat16": ({"S0": jnp.zeros((2, 4, 40, 24), jnp.bfloat16)}, TypeError),
+    "`dt_min` must be in [0, inf], got -1": ({"dt_min": -1.0}, ValueError),
+    "`dt_max` must be a number, got str": ({"dt_max": "1"}, TypeError),
+    "`chunk` must be a positive integer, got 0": ({"chunk": 0}, ValueError),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_wrong_arguments_are_named(message: str) -> None:
+    s = subject("mamba2")
+    given = arrays(draw(s.layer, case_of(s, 5)).keywords())
+    change, kind = BAD[message]
+    with pytest.raises(kind) as caught:
+        jax.eval_shape(lambda: s.module.forward(**changed(given, **change)))
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("mamba2: ")
+
+
+NAMES = [
+    {"gate": "jax", "key": "now", "query": "states", "let": "product", "state": "call", "output": "walk"},
+    {"gate": "LAYER", "key": "jnp", "query": "chunks", "let": "precision", "state": "token", "output": "dtype"},
+]
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_names_never_collide(names: dict[str, str]) -> None:
+    """A spec may call its tensors what the module calls its own variables."""
+    s = made(Source("names.ssd", COLLIDING.format(**names)))
+    s.check(Case({"batch": 1, "time": 9, "head": 2, "chunk": 3, "token": 4}))
+
+
+SHARED = """\
+language 1
+layer shared "Two axes of groups, and a layout of the caller's"
+
+axes    b t h e g p n
+groups  g shares h, e shares h
+
+inputs
+  v[b t e p]             : f32
+  k[b t g n], q[b t h n] : like v
+  f[b t h]               : f32
+
+state   S[b h n p] : f32
+        S[t] = sigmoid(f) * S[t-1] + outer(k, v)
+
+output  y[b t h p] : like v
+        y = S[t-1] . q
+
+schedule
+  layout v = b e t p
+  layout y = b h t p
+"""
+
+
+def test_several_groups_and_layouts() -> None:
+    """Heads that share two inputs in groups of different lengths are expanded; arrays are taken and given as laid out."""
+    s = made(Source("shared.ssd", SHARED))
+    s.check(Case({"b": 2, "t": 9, "h": 4, "e": 4, "g": 2, "p": 3, "n": 5}), chunk=4)
+    s.check(replace(Case({"b": 1, "t": 4, "h": 4, "e": 1, "g": 2, "p": 3, "n": 5}), dtype="f64"), chunk=4)
