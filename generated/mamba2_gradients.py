@@ -37,6 +37,7 @@ Emitted by ssdgen; the gradients of a chunk of L tokens from d_y, d_S_end:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import cuda.tile as ct
@@ -62,6 +63,8 @@ from ._tiles import (
     within,
 )
 from .mamba2 import LAYER, chunk_cumsum
+
+LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -510,23 +513,24 @@ def token_gradients(
         d_decay_tile = ct.cumsum(ct.transpose(d_decay_sum_tile), axis=0, reverse=True)  # [L, H]
         written_before = ct.cumsum(ct.transpose(d_decay_written_tile), axis=0)  # [L, H]
         S_met_tile = load(S_met, (lane, head_tile, slot, 0), (1, TILE_H, 1, TILE_P))  # [H, P]
-        d_decay_tile = ct.where(  # [L, H]: of the natural logarithm: of all that goes past a token
-            valid[:, None],
+        A_tile = load(A, (head_tile,), (TILE_H,)).astype(ct.float32)  # [H]
+        dt_tile = load(dt, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
+        dt_bias_tile = load(dt_bias, (head_tile,), (TILE_H,)).astype(ct.float32)  # [H]
+        # mamba2.ssd:18  step = clamp(softplus(dt + dt_bias), dt_min, dt_max)
+        step_tile = clamp(softplus(dt_tile + dt_bias_tile[None, :]), dt_min, dt_max)  # [L, H]
+        decay_log2 = A_tile[None, :] * step_tile * LOG2E  # [L, H]: of one token
+        d_decay_tile = ct.where(  # [L, H]: of the natural logarithm: all that goes past; nothing where clamped
+            valid[:, None] & (decay_log2 >= -128.0),
             d_decay_tile + written_before - ct.transpose(d_decay_written_tile) + ct.sum(S_met_tile, axis=1)[None, :],
             0.0,
         )
-        A_tile = load(A, (head_tile,), (TILE_H,)).astype(ct.float32)  # [H]
         d_step_tile = ct.transpose(d_weight_tile) + A_tile[None, :] * d_decay_tile  # [L, H]
-        dt_tile = load(dt, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
-        dt_bias_tile = load(dt_bias, (head_tile,), (TILE_H,)).astype(ct.float32)  # [H]
         d_dt_tile = (  # [L, H]
             sigmoid(dt_tile + dt_bias_tile[None, :])
             * within(softplus(dt_tile + dt_bias_tile[None, :]), dt_min, dt_max)
             * d_step_tile
         )
         store(d_dt, (batch, chunk, head_tile), (1, CHUNK, TILE_H), d_dt_tile)
-        # mamba2.ssd:18  step = clamp(softplus(dt + dt_bias), dt_min, dt_max)
-        step_tile = clamp(softplus(dt_tile + dt_bias_tile[None, :]), dt_min, dt_max)  # [L, H]
         d_A_tile = ct.sum(step_tile * d_decay_tile, axis=0)  # [H]
         store(d_A_part, (lane, slot, head_tile), (1, 1, TILE_H), d_A_tile)
         d_dt_bias_tile = ct.sum(  # [H]

@@ -38,6 +38,7 @@ Emitted by ssdgen; the gradients of a chunk of L tokens from d_y, d_C_end, d_N_e
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import cuda.tile as ct
@@ -46,8 +47,24 @@ from torch import Tensor
 
 from . import _cut, _gradients, _packed
 from . import _runtime as _rt
-from ._tiles import above, await_previous, chunk_at, dot, exp2, has_chunk, inner, load, segment_at, sigmoid, sign, store
+from ._tiles import (
+    above,
+    await_previous,
+    chunk_at,
+    dot,
+    exp2,
+    has_chunk,
+    inner,
+    load,
+    log_sigmoid,
+    segment_at,
+    sigmoid,
+    sign,
+    store,
+)
 from .mlstm import LAYER, chunk_cumsum
+
+LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -733,7 +750,7 @@ def token_gradients(
 ) -> None:
     """From the gradients of a chunk's per-token scalars to those of their inputs, for a tile of heads."""
     await_previous()
-    chunks = ct.cdiv(i.shape[1], CHUNK)
+    chunks = ct.cdiv(f.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
     lane, slot = batch, chunk
     present = True
@@ -743,7 +760,7 @@ def token_gradients(
         present = has_chunk(chunk_table, ct.bid(0))
         i, f = i.slice(1, start, stop), f.slice(1, start, stop)
         d_i, d_f = d_i.slice(1, start, stop), d_f.slice(1, start, stop)
-    length = i.shape[1]
+    length = f.shape[1]
     head_tile = ct.bid(1)
     token = chunk * CHUNK + ct.arange(CHUNK, dtype=ct.int32)
 
@@ -756,8 +773,10 @@ def token_gradients(
         written_before = ct.cumsum(ct.transpose(d_decay_written_tile), axis=0)  # [L, H]
         C_met_tile = load(C_met, (lane, head_tile, slot, 0), (1, TILE_H, 1, TILE_P))  # [H, P]
         N_met_tile = load(N_met, (lane, head_tile, slot), (1, TILE_H, 1))  # [H]
-        d_decay_tile = ct.where(  # [L, H]: of the natural logarithm: of all that goes past a token
-            valid[:, None],
+        f_tile = load(f, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
+        decay_log2 = log_sigmoid(f_tile) * LOG2E  # [L, H]: of one token
+        d_decay_tile = ct.where(  # [L, H]: of the natural logarithm: all that goes past; nothing where clamped
+            valid[:, None] & (decay_log2 >= -128.0),
             (
                 d_decay_tile
                 + written_before
@@ -771,7 +790,6 @@ def token_gradients(
         i_tile = load(i, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
         d_i_tile = (1.0 - sigmoid(i_tile)) * sigmoid(i_tile) / ct.sqrt(size_n) * d_write_tile  # [L, H]
         store(d_i, (batch, chunk, head_tile), (1, CHUNK, TILE_H), d_i_tile)
-        f_tile = load(f, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
         d_f_tile = (1.0 - sigmoid(f_tile)) * d_decay_tile  # [L, H]
         store(d_f, (batch, chunk, head_tile), (1, CHUNK, TILE_H), d_f_tile)
 

@@ -28,6 +28,7 @@ Emitted by ssdgen; the gradients of a chunk of L tokens from d_y, d_S_end:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import cuda.tile as ct
@@ -38,6 +39,8 @@ from . import _cut, _gradients, _packed
 from . import _runtime as _rt
 from ._tiles import await_previous, chunk_at, dot, exp2, has_chunk, inner, load, segment_at, store
 from .simple_gla import LAYER, chunk_cumsum
+
+LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -407,6 +410,7 @@ def chunk_gradients(
 
 @ct.kernel
 def token_gradients(
+    g: ct.Array,
     d_decay_sum: ct.Array, d_decay_written: ct.Array, S_met: ct.Array,
     chunk_table: ct.Array,
     d_g: ct.Array,
@@ -415,7 +419,7 @@ def token_gradients(
 ) -> None:
     """From the gradients of a chunk's per-token scalars to those of their inputs, for a tile of heads."""
     await_previous()
-    chunks = ct.cdiv(d_g.shape[1], CHUNK)
+    chunks = ct.cdiv(g.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
     lane, slot = batch, chunk
     present = True
@@ -423,8 +427,8 @@ def token_gradients(
         batch, start, stop = chunk_at(chunk_table, ct.bid(0))
         lane, slot, chunk = 0, ct.bid(0), 0
         present = has_chunk(chunk_table, ct.bid(0))
-        d_g = d_g.slice(1, start, stop)
-    length = d_g.shape[1]
+        g, d_g = g.slice(1, start, stop), d_g.slice(1, start, stop)
+    length = g.shape[1]
     head_tile = ct.bid(1)
     token = chunk * CHUNK + ct.arange(CHUNK, dtype=ct.int32)
 
@@ -435,8 +439,10 @@ def token_gradients(
         d_decay_tile = ct.cumsum(ct.transpose(d_decay_sum_tile), axis=0, reverse=True)  # [L, H]
         written_before = ct.cumsum(ct.transpose(d_decay_written_tile), axis=0)  # [L, H]
         S_met_tile = load(S_met, (lane, head_tile, slot, 0), (1, TILE_H, 1, TILE_P))  # [H, P]
-        d_decay_tile = ct.where(  # [L, H]: of the natural logarithm: of all that goes past a token
-            valid[:, None],
+        g_tile = load(g, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
+        decay_log2 = g_tile * LOG2E  # [L, H]: of one token
+        d_decay_tile = ct.where(  # [L, H]: of the natural logarithm: all that goes past; nothing where clamped
+            valid[:, None] & (decay_log2 >= -128.0),
             d_decay_tile + written_before - ct.transpose(d_decay_written_tile) + ct.sum(S_met_tile, axis=1)[None, :],
             0.0,
         )
@@ -573,7 +579,7 @@ def launch(
         _rt.hinted(token_gradients, config.occupancy_token_gradients, config.warps_token_gradients),
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (
-            d_decay_sum, d_decay_written, S_met, cut.chunk_table, d_g, _rt.covering(size_p), config.chunk,
+            g, d_decay_sum, d_decay_written, S_met, cut.chunk_table, d_g, _rt.covering(size_p), config.chunk,
             config.tile_h, sequences is not None,
         ),
         early=True,
