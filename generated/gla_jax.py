@@ -99,8 +99,16 @@ def forward(
         carry = jnp.exp2(jnp.minimum(decay_end[:, :, :, None, :] - decay_sum, 0.0))  # [C, B, H, L, N]
         S_gained = product("cbhtp,cbhtn->cbhpn", v_now, carry * k_now)  # [C, B, H, P, N]
         S_entry, S = _rt.entries(decay_end[:, :, :, None, :], S_gained, S, precision)
+        causal_before = token[:, None] > token[None, :]  # [L, L]
         decay_left = jnp.exp2(  # [C, B, H, L, L, N]
-            jnp.minimum(decay_sum[:, :, :, :, None, :] - decay_sum[:, :, :, None, :, :], 0.0)
+            jnp.minimum(
+                jnp.where(
+                    causal_before[None, None, None, :, :, None],
+                    decay_sum[:, :, :, :, None, :] - decay_sum[:, :, :, None, :, :],
+                    0.0,
+                ),
+                0.0,
+            ),
         )
         score_product = jnp.sum(  # [C, B, H, L, L]
             q_now[:, :, :, :, None, :] * k_now[:, :, :, None, :, :] * decay_left, 5

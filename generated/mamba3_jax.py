@@ -145,8 +145,16 @@ def forward(
         )
         S_gained_2 = product("cbghtp,cbgtn->cbghpn", x_now * carry[:, :, :, :, :, None], B_now)  # [C, B, G, H, P, N]
         S_entry, S = _rt.entries(decay_end[:, :, :, :, None, None], S_gained + S_gained_2, S, precision)
+        causal_before = token[:, None] > token[None, :]  # [L, L]
         decay_left = jnp.exp2(  # [C, B, G, H, L, L]
-            jnp.minimum(decay_sum[:, :, :, :, :, None] - decay_sum[:, :, :, :, None, :], 0.0)
+            jnp.minimum(
+                jnp.where(
+                    causal_before[None, None, None, None, :, :],
+                    decay_sum[:, :, :, :, :, None] - decay_sum[:, :, :, :, None, :],
+                    0.0,
+                ),
+                0.0,
+            ),
         )
         score_S_product = product("cbgtn,cbgsn->cbgts", C_now, B_before_now)  # [C, B, G, L, L]
         causal = token[:, None] >= token[None, :]  # [L, L]
@@ -160,7 +168,14 @@ def forward(
             0.0,
         )
         decay_left = jnp.exp2(  # [C, B, G, H, L, L]
-            jnp.minimum(decay_sum[:, :, :, :, :, None] - decay_sum[:, :, :, :, None, :], 0.0)
+            jnp.minimum(
+                jnp.where(
+                    causal_before[None, None, None, None, :, :],
+                    decay_sum[:, :, :, :, :, None] - decay_sum[:, :, :, :, None, :],
+                    0.0,
+                ),
+                0.0,
+            ),
         )
         score_S_2_product = product("cbgtn,cbgsn->cbgts", C_now, B_now)  # [C, B, G, L, L]
         score_S_2 = jnp.where(  # [C, B, G, H, L, L]

@@ -117,8 +117,16 @@ def forward(
         N_gained = product("cbht,cbhtn->cbhn", carry, k_now)  # [C, B, H, N]
         C_entry, C = _rt.entries(decay_end[:, :, :, None, None], C_gained, C, precision)
         N_entry, N = _rt.entries(decay_end[:, :, :, None], N_gained, N, precision)
+        causal_before = token[:, None] > token[None, :]  # [L, L]
         decay_left = jnp.exp2(  # [C, B, H, L, L]
-            jnp.minimum(decay_sum[:, :, :, :, None] - decay_sum[:, :, :, None, :], 0.0)
+            jnp.minimum(
+                jnp.where(
+                    causal_before[None, None, None, :, :],
+                    decay_sum[:, :, :, :, None] - decay_sum[:, :, :, None, :],
+                    0.0,
+                ),
+                0.0,
+            ),
         )
         score_product = product("cbhtn,cbhsn->cbhts", q_now, k_now)  # [C, B, H, L, L]
         causal = token[:, None] >= token[None, :]  # [L, L]

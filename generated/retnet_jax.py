@@ -98,7 +98,10 @@ def forward(
         carry = 1.0 / jnp.sqrt(size_n) * jnp.exp2(jnp.minimum(decay_end[:, None] - decay_sum, 0.0))  # [H, L]
         S_gained = product("cbhtp,cbhtn->cbhpn", v_now * carry[None, None, :, :, None], k_now)  # [C, B, H, P, N]
         S_entry, S = _rt.entries(decay_end[None, None, :, None, None], S_gained, S, precision)
-        decay_left = jnp.exp2(jnp.minimum(decay_sum[:, :, None] - decay_sum[:, None, :], 0.0))  # [H, L, L]
+        causal_before = token[:, None] > token[None, :]  # [L, L]
+        decay_left = jnp.exp2(  # [H, L, L]
+            jnp.minimum(jnp.where(causal_before[None, :, :], decay_sum[:, :, None] - decay_sum[:, None, :], 0.0), 0.0)
+        )
         score_product = product("cbhtn,cbhsn->cbhts", q_now, k_now)  # [C, B, H, L, L]
         causal = token[:, None] >= token[None, :]  # [L, L]
         score = jnp.where(  # [C, B, H, L, L]

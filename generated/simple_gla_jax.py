@@ -100,8 +100,16 @@ def forward(
         carry = jnp.exp2(jnp.minimum(decay_end[:, :, :, None] - decay_sum, 0.0))  # [C, B, H, L]
         S_gained = product("cbhtp,cbhtn->cbhpn", v_now * carry[:, :, :, :, None], k_now)  # [C, B, H, P, N]
         S_entry, S = _rt.entries(decay_end[:, :, :, None, None], S_gained, S, precision)
+        causal_before = token[:, None] > token[None, :]  # [L, L]
         decay_left = jnp.exp2(  # [C, B, H, L, L]
-            jnp.minimum(decay_sum[:, :, :, :, None] - decay_sum[:, :, :, None, :], 0.0)
+            jnp.minimum(
+                jnp.where(
+                    causal_before[None, None, None, :, :],
+                    decay_sum[:, :, :, :, None] - decay_sum[:, :, :, None, :],
+                    0.0,
+                ),
+                0.0,
+            ),
         )
         score_product = product("cbhtn,cbhsn->cbhts", q_now, k_now)  # [C, B, H, L, L]
         causal = token[:, None] >= token[None, :]  # [L, L]

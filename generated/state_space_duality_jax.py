@@ -125,8 +125,16 @@ def forward(
         carry = step_now * jnp.exp2(jnp.minimum(decay_end[:, :, :, :, None] - decay_sum, 0.0))  # [C, B, G, H, L]
         S_gained = product("cbghtp,cbgtn->cbghpn", x_now * carry[:, :, :, :, :, None], B_now)  # [C, B, G, H, P, N]
         S_entry, S = _rt.entries(decay_end[:, :, :, :, None, None], S_gained, S, precision)
+        causal_before = token[:, None] > token[None, :]  # [L, L]
         decay_left = jnp.exp2(  # [C, B, G, H, L, L]
-            jnp.minimum(decay_sum[:, :, :, :, :, None] - decay_sum[:, :, :, :, None, :], 0.0)
+            jnp.minimum(
+                jnp.where(
+                    causal_before[None, None, None, None, :, :],
+                    decay_sum[:, :, :, :, :, None] - decay_sum[:, :, :, :, None, :],
+                    0.0,
+                ),
+                0.0,
+            ),
         )
         score_product = product("cbgtn,cbgsn->cbgts", C_now, B_now)  # [C, B, G, L, L]
         causal = token[:, None] >= token[None, :]  # [L, L]

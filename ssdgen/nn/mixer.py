@@ -76,7 +76,7 @@ class Mixer(nn.Module):
     ) -> None:
         super().__init__()
         self.layer = layer = read_layer(load_source(str(spec)))
-        self.module = module_of(layer, str(spec))
+        self.module: Any = module_of(layer, str(spec))
         self.conv = importlib.import_module(".causal_conv", self.module.__package__)
         self.size = _sizes(layer, heads, groups, sizes or {})
         if type(width) is not int or width < 1:

@@ -115,7 +115,7 @@ def record_gradients(
     module: Any, call: Call, config: Any = None, label: str = "", *, finals: bool = True
 ) -> tuple[Launch, ...]:
     """The launches of the gradients of `call`, as `record` has its own: none where kernels compute no gradients. With `finals`
-    gradients arrive at final states too. `config` is a Config of the module of gradients."""
+    gradients arrive at final states too, and at those that `call` keeps. `config` is a Config of the module of gradients."""
     gradients = gradients_of(module)
     if gradients is None:
         return ()
@@ -128,7 +128,19 @@ def record_gradients(
     scalars = [float(defaults[names(s.name)].default) for s in layer.scalars]
     edges = arguments.get("cu_seqlens")
     ends = [torch.empty([call.sizes[a] for a in axes]) if finals else None for axes in layer.states.values()]
-    return _recorded(module, label, lambda: gradients.GRADIENTS(inputs, scalars, states, edges, outputs, ends, config))
+    kept = [
+        torch.empty(
+            [call.sizes[axes[0]], call.sizes[layer.time] // call.states_every, *(call.sizes[a] for a in axes[1:])]
+        )
+        for axes in (layer.states.values() if call.states_every else ())
+    ]
+    every = call.states_every or None
+    return _recorded(
+        module, label,
+        lambda: gradients.GRADIENTS(
+            inputs, scalars, states, edges, outputs, ends, config, states_every=every, kept=kept
+        ),
+    )  # fmt: skip
 
 
 def _recorded(module: Any, label: str, call: Callable[[], Any]) -> tuple[Launch, ...]:

@@ -152,11 +152,10 @@ def warm(
     requests += dict.fromkeys(r for step in steps for r in stepped(module, step, device))
     if "steps" in also:
         requests += dict.fromkeys(r for step in several_steps(module, steps) for r in stepped(module, step, device))
-    if "states" in also:
-        kept = (replace(call, states_every=EVERY) for call in calls)
-        requests += dict.fromkeys(r for call in kept for r in launched(module, call, device))
+    kept = [replace(call, states_every=EVERY) for call in calls] if "states" in also else []
+    requests += dict.fromkeys(r for call in kept for r in launched(module, call, device))
     if "gradients" in also:
-        requests += dict.fromkeys(r for call in calls for r in differentiated(module, call, device))
+        requests += dict.fromkeys(r for call in (*calls, *kept) for r in differentiated(module, call, device))
     requests = list(dict.fromkeys(requests))
     kernels: list[Kernel] = []
     with Compiler(device.arch, jobs, cache, TIMEOUT) as compiler:

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -52,18 +52,27 @@ class Gradients:
         outputs: Sequence[Tensor | None],
         finals: Sequence[Tensor | None],
         config: Any = None,
+        *,
+        seq_idx: Tensor | None = None,
+        mask: Tensor | None = None,
+        states_every: int | None = None,
+        kept: Sequence[Tensor | None] = (),
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of inputs, then of initial states, from those that arrive at outputs and final states, as they were
-        passed to a call of `forward` that was right, and that int32 reaches.
+        """The gradients of inputs, then of initial states, from those that arrive at outputs, final states and, with
+        `states_every`, those `kept` at the ends of blocks; for arguments as they were passed to a call of `forward` that was
+        right, and that int32 reaches.
 
         They have the dtypes and shapes of what they are of; None for an absent optional input, and for the default of an
-        absent one its own gradient, which nobody wants.
+        absent one its own gradient, which nobody wants. Those of tokens that are in no sequence are 0. `seq_idx` and `mask`
+        synchronise with the device once. Raises ValueError for so many sequences that int32 does not reach their states.
         """
         layer = self.layer
         by_name = dict(zip((i.name for i in layer.inputs), inputs, strict=True))
         initial = dict(zip(layer.states, states, strict=True))
         numbers = dict(zip((s.name for s in layer.scalars), scalars, strict=True))
-        size, sequences = _packed.check(layer, by_name, initial, numbers, (cu_seqlens, None, None))
+        size, sequences = _packed.check(layer, by_name, initial, numbers, (cu_seqlens, seq_idx, mask))
+        if sequences is not None and sequences.whole:
+            sequences = None
         leader = by_name[self.leader]
         assert leader is not None
         full = [
@@ -71,28 +80,77 @@ class Gradients:
             for i, x in zip(layer.inputs, inputs, strict=True)
         ]
         config = config or self.configs[leader.dtype]
-        memory = _cut.output_memory(layer, full, size, None)
-        arriving = [torch.zeros_like(y) if d is None else d.to(y.dtype) for d, y in zip(outputs, memory, strict=True)]
-        first = [torch.empty_like(x) for x in _cut.final_memory(layer, full, [None] * len(states), size, sequences)]
-        ends = [d if d is None else d.to(_rt.F32) for d in finals]
+        config = replace(config, chunk=chunk_of(config.chunk, states_every))
+        like = zip(outputs, _cut.output_memory(layer, full, size, None), strict=True)
+        arriving = [torch.zeros_like(y) if d is None else d.to(y.dtype) for d, y in like]
+        del like
+        first = _cut.final_memory(layer, full, [None] * len(states), size, sequences)
+        ends, between = ([d if d is None else d.to(_rt.F32) for d in given] for given in (finals, kept))
+        between = [x if x is not None and x.numel() else None for x in between or [None] * len(states)]
         if not size[layer.batch] or not size[layer.time]:
             found = tuple(None if x is None else torch.zeros_like(x) for x in full)
             for x, d in zip(first, ends, strict=True):
                 x.zero_() if d is None else x.copy_(d)
         else:
             with torch.no_grad():
-                found = self.launch(*full, *scalars, *states, *arriving, *ends, *first, sequences, config)
+                found, first = self._launched(
+                    (full, scalars, states), (arriving, ends, between), first, size, sequences, states_every, config
+                )
         narrow = (narrowed(i, g, x) for i, g, x in zip(layer.inputs, found, inputs, strict=True))
         return (*narrow, *first)
 
+    def _launched(
+        self,
+        given: tuple[Sequence[Tensor | None], Sequence[float], Sequence[Tensor | None]],
+        arriving: tuple[Sequence[Tensor], Sequence[Tensor | None], Sequence[Tensor | None]],
+        first: list[Tensor],
+        size: Mapping[str, int],
+        sequences: _packed.Sequences | None,
+        every: int | None,
+        config: Any,
+    ) -> tuple[tuple[Tensor | None, ...], list[Tensor]]:
+        """The gradients of inputs and of initial states, for which `first` is memory, an entry a sequence.
 
-def reached(layer: _rt.Layer, size: Mapping[str, int], inputs: Sequence[Tensor | None]) -> bool:
-    """Whether int32 reaches every array, entry states of chunks of CHUNK tokens among them, and a tile a whole state."""
+        What enters a row's first sequence, and what leaves its last, have their gradients there; what is gathered, at the
+        places it came from.
+        """
+        layer, (full, scalars, states), (outputs, finals, kept) = self.layer, given, arriving
+        tail = (every or 0, *first, sequences, config)
+        if sequences is None:
+            return self.launch(*full, *scalars, *states, *outputs, *finals, *kept, *tail), first
+        if not reached(layer, {**size, _rt.SEQUENCE: sequences.count}, full, config.chunk):
+            raise ValueError(
+                f"{layer.name}: gradients of {sequences.count} packed sequences, whose states have more than 2**31 - 1"
+                " elements; pass fewer at once"
+            )
+        full = _packed.gather(layer, sequences, full)
+        named_outputs = zip(layer.outputs.items(), outputs, strict=True)
+        found = self.launch(
+            *full, *scalars, *_packed.spread_all(layer, sequences, states),
+            *(_packed.gathered(layer, sequences, name, axes, d) for (name, axes), d in named_outputs),
+            *_packed.spread_all(layer, sequences, finals, last=True), *kept, *tail,
+        )  # fmt: skip
+        whole = tuple(
+            g if g is None or layer.time not in i.axes
+            else _packed.scatter(layer, sequences, i.axes, g, size[layer.time])
+            for i, g in zip(layer.inputs, found, strict=True)
+        )  # fmt: skip
+        rows, named = size[layer.batch], zip(layer.states, first, strict=True)
+        return whole, [_packed.pick_states(layer, sequences, name, x, rows, last=False) for name, x in named]
+
+
+def chunk_of(chunk: int, every: int | None) -> int:
+    """`chunk`, or fewer tokens where states are kept `every` so many, for a chunk to end wherever one is."""
+    return chunk if every is None else min(chunk, every & -every)
+
+
+def reached(layer: _rt.Layer, size: Mapping[str, int], inputs: Sequence[Tensor | None], chunk: int = CHUNK) -> bool:
+    """Whether int32 reaches every array, entry states of chunks of `chunk` tokens among them, and a tile a whole state."""
     channels = (a for axes in layer.states.values() for a in axes if a not in (layer.batch, layer.head))
     if any(size[a] > WIDEST for a in channels):
         return False
     tokens = max(x.numel() for x in inputs if x is not None)
-    chunks = (size[layer.time] // CHUNK + 1) * size[layer.batch] + size.get(_rt.SEQUENCE, 0)
+    chunks = (size[layer.time] // chunk + 1) * size[layer.batch] + size.get(_rt.SEQUENCE, 0)
     states = max(math.prod(size[a] for a in axes if a != layer.batch) for axes in layer.states.values())
     return max(tokens, chunks * states) <= _rt.LIMIT
 

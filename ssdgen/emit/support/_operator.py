@@ -2,10 +2,9 @@
 
 The operator is the function itself, which an outer call passes its arguments on to where somebody traces it; where somebody
 only differentiates it, a torch.autograd.Function does the same in less time. The gradients are an operator too, of the kernels
-in the module of gradients. Where there are none, and for what they lack (kept states, `seq_idx` and `mask`, more elements than
-int32 reaches), gradients are those of the portable form, computed in float32 (with plain torch on the same device), block by
-block of tokens from the last one back. Beyond the inputs nothing is stored for either; the states at which chunks or blocks
-begin are computed again by kernels.
+in the module of gradients. Where there are none, and for more elements than int32 reaches, gradients are those of the portable
+form, computed in float32 (with plain torch on the same device), block by block of tokens from the last one back. Beyond the
+inputs nothing is stored for either; the states at which chunks or blocks begin are computed again by kernels.
 
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _blocks, _cut, _gradients
+from . import _blocks, _cut, _gradients, _packed
 from . import _runtime as _rt
 
 KINDS = {
@@ -71,8 +70,9 @@ class Operator:
         """The operator of the gradients by kernels: of a call's tensors and numbers, and what arrives at its results."""
         places = [*range(len(self._specs) + len(self._layer.scalars)), *self._tensors[len(self._specs) :]]
         arguments = [f"{self._kinds[i]} {self._names[i]}" for i in places]
-        arriving = [f"Tensor? arriving_{i}" for i in range(len(self._layer.outputs) + len(self._layer.states))]
-        schema = ", ".join([*arguments, "Tensor? cu_seqlens", *arriving])
+        arriving = [f"Tensor? arriving_{i}" for i in range(len(self._layer.outputs) + 2 * len(self._layer.states))]
+        packing = [f"Tensor? {name}" for name in _packed.NAMES]
+        schema = ", ".join([*arguments, *packing, "int? states_every", *arriving])
         results = ", ".join(["Tensor"] * len(self._tensors))
         operator = torch.library.custom_op(
             f"{name}_gradients", self._run_gradients, mutates_args=(), schema=f"({schema}) -> ({results})"
@@ -80,8 +80,9 @@ class Operator:
         operator.register_fake(self._fake_gradients)
         return getattr(getattr(torch.ops, NAMESPACE), f"{name.partition('::')[2]}_gradients").default
 
-    def _split(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], list[Any], list[Any], Any, list[Any]]:
-        """Inputs by name, scalars, states, `cu_seqlens` and what arrives, of what the operator of gradients takes."""
+    def _split(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], list[Any], list[Any], list[Any], list[Any]]:
+        """Inputs by name, scalars, states, [cu_seqlens, seq_idx, mask, states_every] and what arrives, of what the operator of
+        gradients takes."""
         inputs, scalars, states = len(self._specs), len(self._layer.scalars), len(self._layer.states)
         values = list(arguments)
         given = {spec.name: x for spec, x in zip(self._specs, values[:inputs], strict=True)}
@@ -90,23 +91,27 @@ class Operator:
             given,
             values[inputs : inputs + scalars],
             values[inputs + scalars : ends],
-            values[ends],
-            values[ends + 1 :],
+            values[ends : ends + 4],
+            values[ends + 4 :],
         )
 
     def _run_gradients(self, *arguments: Any) -> tuple[Tensor, ...]:
-        given, scalars, states, edges, arriving = self._split(arguments)
+        given, scalars, states, (edges, seq_idx, mask, every), arriving = self._split(arguments)
         outputs = len(self._layer.outputs)
+        ends = outputs + len(states)
         inputs = [given[i.name] for i in self._layer.inputs]
         gradients = _gradients.of(self._forward.__module__)
-        found = gradients(inputs, scalars, states, edges, arriving[:outputs], arriving[outputs:])
+        found = gradients(
+            inputs, scalars, states, edges, arriving[:outputs], arriving[outputs:ends],
+            seq_idx=seq_idx, mask=mask, states_every=every, kept=arriving[ends:],
+        )  # fmt: skip
         by_name = dict(zip((i.name for i in self._layer.inputs), found, strict=False))
         leader = next(x for x in inputs if x is not None)
         values = (None if given[spec.name] is None else by_name[spec.name] for spec in self._specs)
         return tuple(leader.new_empty(0) if x is None else x for x in (*values, *found[len(inputs) :]))
 
     def _fake_gradients(self, *arguments: Any) -> tuple[Tensor, ...]:
-        given, _, _, edges, _ = self._split(arguments)
+        given, _, _, (edges, *_), _ = self._split(arguments)
         leader = given[self._layer.inputs[0].name]
         size: dict[str, Any] = {}
         for spec in self._specs:
@@ -212,8 +217,8 @@ class Operator:
         named = self._arguments(given)
         if self._have_kernels(named, given):
             places = [*range(len(self._specs) + len(self._layer.scalars)), *self._tensors[len(self._specs) :]]
-            reached = grads[: len(self._layer.outputs) + len(self._layer.states)]
-            values = kernels(*(given[i] for i in places), named["cu_seqlens"], *reached)
+            options = [named[name] for name in (*_packed.NAMES, "states_every")]
+            values = kernels(*(given[i] for i in places), *options, *grads)
             found = dict(zip((self._names[i] for i in self._tensors), values, strict=True))
             return {name: found[name] for name in tensors}
         # a tracer leaves sizes open, by which no table of configurations can be searched
@@ -231,12 +236,11 @@ class Operator:
         return {name: sums[name].to(named[name].dtype) for name in tensors}
 
     def _have_kernels(self, named: Mapping[str, Any], given: Sequence[Any]) -> bool:
-        """Whether kernels compute the gradients of a call: there are some, and it asks for nothing that they lack."""
+        """Whether kernels compute the gradients of a call: there are some, and int32 reaches all of it."""
         tensors = [given[i] for i in range(len(self._specs))]
         runs = self._kernels is not None and _rt.runs_kernels(named[self._leader])
-        if not runs or any(named[n] is not None for n in ("states_every", "seq_idx", "mask")):
-            return False
-        return _gradients.reached(self._layer, self._sizes(given), tensors)
+        chunk = _gradients.chunk_of(_gradients.CHUNK, named["states_every"])
+        return runs and _gradients.reached(self._layer, self._sizes(given), tensors, chunk)
 
     def _walk_back(self, sums: dict[str, Tensor], named: dict[str, Any], grads: Sequence[Tensor | None]) -> None:
         """Add the gradients block by block from the last; what arrives at the state that a block begins with goes on to the
