@@ -261,7 +261,7 @@ def training(
     save = _saver(out)
     with progress("bench training") as step:
         document = measured(
-            Mixer, CudaMeter(), CudaTimer(), environment(_command()), rounds, seconds,
+            Mixer, CudaMeter(), CudaTimer(), environment(command_line()), rounds, seconds,
             size=Size(layers=layers, batch=batch, tokens=tokens), peers=others, progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)
