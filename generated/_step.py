@@ -18,9 +18,11 @@ from . import _runtime as _rt
 from ._step_call import Call, Tensors, checked, output_dtypes
 from ._step_call import Step as Step
 
+HALF = (64, 4, 8)
+"""Tile, blocks a multiprocessor and warps a block for states of bfloat16: as many bytes on their way as of float32."""
+
 NARROW = (32, 4, 8)
-"""Tile, blocks a multiprocessor and warps a block for states of bfloat16, and where a module's own config would make fewer than
-SOME blocks a multiprocessor."""
+"""The same where a module's own config would make fewer than SOME blocks a multiprocessor."""
 
 FEW = (8, 4, 4)
 """The same where those are fewer than two a multiprocessor."""
@@ -88,9 +90,9 @@ def fitted(config: Any, layer: _rt.Layer, state: Tensor, size: Mapping[str, int]
     multiprocessors = _cut.multiprocessors(state)
     if blocks < 2 * multiprocessors:
         return _changed(config, tiles, *FEW)
-    if blocks < SOME * multiprocessors or state.dtype == _rt.BF16:
+    if blocks < SOME * multiprocessors:
         return _changed(config, tiles, *NARROW)
-    return config
+    return _changed(config, tiles, *HALF) if state.dtype == _rt.BF16 else config
 
 
 @functools.cache

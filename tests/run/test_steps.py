@@ -107,7 +107,7 @@ def fails(gate: Gate, plan: Plan, module: ModuleType) -> bool:
 
 @pytest.mark.parametrize(
     ("batch", "state", "tiles"),
-    [(1, "f32", 8), (1, "bf16", 8), (16, "f32", 2), (16, "bf16", 2), (64, "f32", 1), (64, "bf16", 2)],
+    [(1, "f32", 8), (1, "bf16", 8), (16, "f32", 2), (16, "bf16", 2), (64, "f32", 1), (64, "bf16", 1)],
 )
 def test_tiles_of_steps(batch: int, state: Dtype, tiles: int) -> None:
     """What an H200 was fastest with at 80 heads of 64 channels: 8 rows a tile for few blocks, 32 for more, then all of them."""
