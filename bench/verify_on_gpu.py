@@ -1,6 +1,6 @@
-"""The forward kernels of the built-in specs on one GPU: right and clean. Ten minutes at most. `ssdgen bench` has the times.
+"""The kernels of the built-in specs on one GPU: right and clean. Ten minutes at most. `ssdgen bench` has the times.
 
-    python bench/verify_on_gpu.py --out DIR [--quick] [--seconds 570]
+    python bench/verify_on_gpu.py --out DIR [--quick] [--seconds 570] [--spec NAME] [--only KIND]
 
 Writes DIR/results.json and DIR/table.txt after every step. Each step is a process of its own, so that a kernel that ends
 a CUDA context ends one step; what failed stands under "problems" with the end of its output. Steps:
@@ -10,7 +10,7 @@ a CUDA context ends one step; what failed stands under "problems" with the end o
             (all of it) and a float64 token loop (two heads of the last sequence, at most 4,096 tokens)
   memcheck  compute-sanitizer over one ragged shape a spec
   gates     what `ssdgen verify SPEC --device cuda` asks of the GPU: the hardware and peer checks, at small awkward sizes
-  serving   the same of one-token steps; `convolution` of the causal convolution beside the modules
+  serving   the same of one-token steps; `gradients` of gradients, `convolution` of the causal convolution beside the modules
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ SHAPES = (
 )
 """Batch, tokens, heads, groups, head channels, state channels."""
 QUICK_SHAPES = ((2, 2048, 4, 1, 64, 64), (1, 2048, 16, 2, 64, 128))
+KINDS = ("verify", "memcheck", "gates", "serving", "gradients", "convolution")
 PARTS = 3
 """Processes that share the trials of one spec's gates."""
 CACHES = Path(tempfile.gettempdir()) / "ssdgen-bench-caches"
@@ -58,6 +59,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two small shapes, few repetitions")
     parser.add_argument("--seconds", type=float, default=570.0, help="no step starts, and each is ended, after this")
     parser.add_argument("--spec", action="append", choices=SPECS, help="this spec only; several times for several")
+    parser.add_argument("--only", action="append", choices=KINDS, help="these steps only; several times for several")
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -73,12 +75,14 @@ def main() -> int:
     run.record_machine()
     specs = options.spec or SPECS
     variants = [name for name, (spec, _) in VARIANTS.items() if spec in specs]
-    run.together("warm", warm_steps(shapes, (*specs, *variants)), 14, until=0.4)
+    kinds = options.only or KINDS
+    if "verify" in kinds:
+        run.together("warm", warm_steps(shapes, (*specs, *variants)), 14, until=0.4)
     checks: list[tuple[str, ...]] = [("verify", s, shape) for s in (*specs, *variants) for shape in reversed(numbers)]
     checks += [("memcheck", s) for s in (*specs, *variants)]
     checks += [("gates", spec, f"{part}/{PARTS}") for spec in specs for part in range(PARTS)]
-    checks += [("serving", spec) for spec in specs] + [("convolution", "causal_conv")]
-    run.together("checks", checks, 12, until=1.0)
+    checks += [(kind, spec) for kind in ("serving", "gradients") for spec in specs] + [("convolution", "causal_conv")]
+    run.together("checks", [step for step in checks if step[0] in kinds], 12, until=1.0)
     print((options.out / "table.txt").read_text())
     return 1 if run.results["problems"] else 0
 
@@ -98,7 +102,7 @@ def warm_steps(shapes: tuple[tuple[int, ...], ...], specs: tuple[str, ...]) -> l
 def cache_of(step: tuple[str, ...]) -> str:
     """The compiler's cache that a step uses: many writers at once can make cuTile take its database for broken."""
     spec = step[1] if step[1] in SPECS else "mamba2"  # a variant of it
-    return f"{step[0]}-{spec}" if step[0] in ("gates", "serving", "convolution") else spec
+    return spec if step[0] in ("warm", "verify", "memcheck") else f"{step[0]}-{spec}"
 
 
 class Run:
@@ -108,7 +112,7 @@ class Run:
         self.options = options
         self.start = self.end = time.monotonic()
         self.results: dict[str, Any] = {"machine": {}, "seconds": {}}
-        self.results |= {kind: [] for kind in ("verify", "memcheck", "gates", "serving", "convolution", "problems")}
+        self.results |= {kind: [] for kind in (*KINDS, "problems")}
 
     def left(self) -> float:
         """Seconds that this step's kind may still take."""
@@ -234,7 +238,7 @@ def table(results: dict[str, Any]) -> str:
         f"{r['spec']:17}{'clean' if r['clean'] else 'NOT CLEAN'}  {r['output'][-1:]}" for r in results["memcheck"]
     ]
     lines += ["", "Hardware and peer checks of `ssdgen verify`: made, failed, skipped, the largest share of a bound"]
-    checks = [*results["gates"], *results["serving"], *results["convolution"]]
+    checks = [row for kind in ("gates", "serving", "gradients", "convolution") for row in results[kind]]
     for spec in dict.fromkeys(r["spec"] for r in checks):
         made = [r for r in checks if r["spec"] == spec and not r["skipped"]]
         failed = sum(not r["passed"] for r in made)

@@ -22,7 +22,7 @@ from ssdgen.run.checks import BOUNDS, one_thread, relative_error
 from ssdgen.run.gpu_peers import gpu_peer_checks
 from ssdgen.run.inputs import Case, Inputs, array_axes, draw
 from ssdgen.run.reference import reference
-from ssdgen.run.verify import continued, packed, run_trial, stepped
+from ssdgen.run.verify import continued, gradient, packed, run_trial, stepped
 from ssdgen.spec import load_source, read_layer
 
 Row = dict[str, Any]
@@ -133,6 +133,13 @@ def serving(name: str, quick: bool = False) -> Iterator[Row]:
         yield check_row(name, check)
 
 
+def gradients(name: str, quick: bool = False) -> Iterator[Row]:
+    """The hardware checks of gradients."""
+    form, _ = pipeline.derive(name)
+    for check in gradient("hardware", pipeline.plan(form, {}), module_of(name)):
+        yield check_row(name, check)
+
+
 def check_row(name: str, check: Check) -> Row:
     """A row of the table of gates."""
     error = check.error if math.isfinite(check.error) else 1e30
@@ -225,5 +232,6 @@ def portable(module: ModuleType, inputs: Inputs) -> tuple[torch.Tensor, ...]:
 
 
 STEPS: dict[str, Callable[..., Iterator[Row]]] = {
-    "warm": warm, "verify": verify, "gates": gates, "serving": serving, "convolution": convolution,
+    "warm": warm, "verify": verify, "gates": gates, "serving": serving, "gradients": gradients,
+    "convolution": convolution,
 }  # fmt: skip
