@@ -49,7 +49,7 @@ def test_rows_end_with_their_stop_token() -> None:
 @pytest.mark.parametrize("every", [3, 8])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_looks_of_the_host_change_nothing(every: int, ahead: bool) -> None:
-    """Several tokens at a time, also with the next ones queued before it looks, as on a GPU: rows ended or cut short as before."""
+    """Several tokens at a time, also with the next ones queued before it looks, as on a GPU: rows end where they did."""
     stop = (rows_of(Decoder(MODEL, 3), PROMPTS, 40)[0][4],)
     for most in (1, 2, 9, 20):
         decoder = Decoder(MODEL, 3, stop=stop, every=every)
