@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ssdgen.compat.transformers import restore, use_kernels
 from ssdgen.models.config import SIZES, Config
 from ssdgen.models.loop import Decoder
 from ssdgen.models.mamba2 import Mamba2
@@ -27,8 +28,9 @@ ODD = Config(
     width=60, layers=2, vocab=77, heads=3, channels=40, groups=3, norm_groups=3, state=48, taps=3, tied=False,
     projection_bias=True, norm_before_gate=True, step_max=0.5,
 )  # fmt: skip
-BOUND = {torch.float32: 2e-3, torch.bfloat16: 3e-2}
-"""Of logits, a relative norm: products of a prefill in TF32, and roundings to bf16, over four layers."""
+BOUND = {torch.float32: 1e-3, torch.bfloat16: 1.5e-2}
+"""Of logits, a relative norm: products of a prefill in TF32, and roundings to bf16, over four layers. In the emulator they are
+off by 1.6e-4 and 6.7e-3."""
 
 
 def copied(config: Config, dtype: torch.dtype) -> tuple[Mamba2, Mamba2]:
@@ -125,3 +127,32 @@ def test_a_published_size_gives_finite_logits() -> None:
     cache = model.init_cache(1)
     assert model.prefill(torch.randint(0, 50000, (1, 1000)), cache).isfinite().all()
     assert model.step(torch.tensor([5], device="cuda"), cache).isfinite().all()
+
+
+def test_a_model_of_transformers_on_our_kernels() -> None:
+    """In bf16 on the GPU, prefill and steps, against its own torch path in float32 on the CPU."""
+    module = pytest.importorskip("transformers.models.mamba2")
+    config = module.Mamba2Config(
+        hidden_size=128,
+        num_heads=4,
+        head_dim=64,
+        n_groups=2,
+        num_hidden_layers=2,
+        vocab_size=300,
+        initializer_range=0.3,
+    )
+    model = module.Mamba2ForCausalLM(config).eval()
+    tokens = torch.randint(0, 300, (2, 70))
+    with torch.no_grad():
+        want = model(tokens).logits
+        model = model.to("cuda", torch.bfloat16)
+        assert use_kernels(model) == ("Mamba2Mixer",)
+        try:
+            begun = model(tokens[:, :66].cuda(), use_cache=True)
+            rows = [begun.logits]
+            for i in range(66, 70):
+                step = model(tokens[:, i : i + 1].cuda(), cache_params=begun.cache_params, use_cache=True)
+                rows.append(step.logits)
+        finally:
+            restore()
+    assert relative_error(torch.cat(rows, 1).cpu(), want) <= 2 * BOUND[torch.bfloat16]
