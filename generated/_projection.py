@@ -65,7 +65,7 @@ def multiply_row(
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel takes x[b k] and weight[o k]: one row, no more of it than a block holds, a matrix that int32 reaches."""
+    """Whether the kernel takes x[b k] and weight[o k]: one row, not longer than a block holds, a matrix that int32 reaches."""
     reach = (len(weight) - 1) * weight.stride(0) + (weight.shape[1] - 1) * weight.stride(1)
     row_bytes = weight.shape[1] * weight.element_size()
     return len(x) == 1 and len(weight) > 0 and 0 < row_bytes <= BLOCK_BYTES and reach <= _rt.LIMIT

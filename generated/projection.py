@@ -30,7 +30,7 @@ def project(
     weight: [o k]
     bias: [o], added if given
     norm: [k]: rows of x are divided by sqrt(mean(x^2) + eps) and multiplied by it first
-    onto: [b o], contiguous: y is added to it, rounded once to its dtype
+    onto: [b o], contiguous: y is added to it, which the kernel rounds once, while PyTorch rounds its product first
     dtype: of y; that of `weight` if absent
 
     Raises TypeError or ValueError, which name the tensor, for a missing input, a dtype, shape or device;

@@ -45,7 +45,7 @@ LIBRARIES = {
     "matplotlib": {"run"},
     "safetensors": {"models"},
     "tokenizers": {"models"},
-    "transformers": {"run", "compat", "models"},
+    "transformers": {"run", "models"},
     "jax": {"run", "models"},
     "typer": {"cli"},
     "rich": {"cli", "build"},

@@ -38,7 +38,7 @@ class Decoder:
     sampling: how tokens are chosen; random numbers go on from run to run
     stop: tokens that end a row
     pad: what a row has behind its end, on the device; the host does not see it
-    every: tokens between two looks of the host; on the CPU, where a look costs nothing, always 1
+    every: tokens between two looks of the host; EVERY if absent, on the CPU, where a look costs nothing, 1
     graph: whether so many steps are captured as a CUDA graph; without, every kernel is launched by itself
 
     Raises ValueError for tokens that are not in the vocabulary, and for a batch or `every` below 1.
@@ -52,15 +52,16 @@ class Decoder:
         sampling: Sampling | None = None,
         stop: Sequence[int] = (),
         pad: int = 0,
-        every: int = EVERY,
+        every: int | None = None,
         graph: bool = True,
     ) -> None:
+        device = model.device
+        every = every or (EVERY if device.type == "cuda" else 1)
         if batch < 1 or every < 1:
             raise ValueError(f"batch and every must be at least 1, got {batch} and {every}")
         _check_tokens((*stop, pad), model.config.vocab)
-        device = model.device
         self.model, self.batch, self.sampling, self.stop = model, batch, sampling or Sampling(), frozenset(stop)
-        self.every = every if device.type == "cuda" else 1
+        self.every = every
         self.cache = model.init_cache(batch)
         self._generator = torch.Generator(device).manual_seed(self.sampling.seed)
         self._stop = torch.tensor(sorted(self.stop), dtype=torch.int64, device=device)

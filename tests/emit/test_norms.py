@@ -18,6 +18,11 @@ BOUND = {BF16: BOUNDS["bf16"], F16: BOUNDS["f16"], F32: 1e-6, F64: BOUNDS["f64"]
 PATHS = ("portable", "emulation")
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
 def path(name: str) -> Any:
     return _runtime.launcher(launch) if name == "emulation" else nullcontext()
 

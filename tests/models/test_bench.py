@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ssdgen.models import bench
-from ssdgen.models.bench import Figure, measured, on_the_cpu
+from ssdgen.models.bench import Figure, OnGpu, measured, on_the_cpu
 from ssdgen.run.bench.rows import Spread
 from tests.cli.conftest import Command, ssdgen
 from tests.models.folders import SMALL
@@ -73,3 +73,29 @@ def test_what_fails_is_an_exit_code(ssdgen: Command, monkeypatch: pytest.MonkeyP
     assert got.code == 1
     assert "1 parts failed; the first: 130m cpu: ZeroDivisionError" in got.err
     assert ssdgen("bench", "model", "--size", "9b").code == 1
+
+
+def test_the_parts_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they compute, on the CPU: clocks, graphs and the memory of a GPU are stood in for."""
+
+    def timed(call: Callable[[], object]) -> Callable[[], float]:
+        call()
+        return lambda: 5.0
+
+    for name in ("_captured", "_launched"):
+        monkeypatch.setattr(bench, name, timed)
+    for name, value in {"CONTEXTS": (20, 40), "MADE": 4, "EAGER": 3, "PREFILL": 30, "BATCHES": (1, 2)}.items():
+        monkeypatch.setattr(bench, name, value)
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2**21)
+    subject = OnGpu("tiny", TINY, 2, "cpu")
+    parts = (subject.decode, subject.prefill, subject.pieces, subject.waits_for_nothing, subject.memory)
+    figures = measured([("tiny", part.__name__, part) for part in parts], 60.0)
+    assert not [f.note for f in figures if f.failed]
+    assert modes == ["error", "default"] * 2
+    values = {(f.part, f.name, f.unit): f.value.median for f in figures if f.value is not None}
+    assert len(values) == len(figures) == 20
+    assert values["memory", "40 tokens over 20", "bytes"] == 0
+    assert values["pieces", "state", "us a layer"] == 2.5
+    assert values["prefill", "30 tokens, launched", "TFLOP/s"] == pytest.approx(2e-6 * TINY.parameters * 30 / 5)

@@ -142,6 +142,15 @@ def _empty_zip(folder: Path) -> None:
         archive.writestr("readme", "nothing")
 
 
+def _twice(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    for name in ("a.safetensors", "b.safetensors"):
+        save_file(tensors, folder / name)
+    names = {f"{key}{i}": name for i, name in enumerate(("a.safetensors", "b.safetensors")) for key in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
 def _index(weights: object) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder / "other.safetensors")
@@ -185,6 +194,7 @@ def _index(weights: object) -> Callable[[Path], None]:
         (_cut_bin, "pytorch_model.bin is no whole file of torch.save"),
         (_old_pickle, "pytorch_model.bin is no whole file of torch.save"),
         (_empty_zip, "pytorch_model.bin cannot be read"),
+        (_twice, r"b\.safetensors: `.*` is in a\.safetensors too"),
         (_index({"x": "../other.safetensors"}), "`../other.safetensors` is no file of this folder"),
         (_index({"x": "gone.safetensors"}), "lists files that are not there: gone.safetensors"),
         (_index(["x"]), "`weight_map` must be an object of file names"),

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ssdgen.compat.transformers import restore, use_kernels
 from ssdgen.models.config import SIZES, Config
 from ssdgen.models.loop import Decoder
 from ssdgen.models.mamba2 import Mamba2
@@ -27,8 +28,9 @@ ODD = Config(
     width=60, layers=2, vocab=77, heads=3, channels=40, groups=3, norm_groups=3, state=48, taps=3, tied=False,
     projection_bias=True, norm_before_gate=True, step_max=0.5,
 )  # fmt: skip
-BOUND = {torch.float32: 2e-3, torch.bfloat16: 3e-2}
-"""Of logits, a relative norm: products of a prefill in TF32, and roundings to bf16, over four layers."""
+BOUND = {torch.float32: 1e-3, torch.bfloat16: 1.5e-2}
+"""Of logits, a relative norm: products of a prefill in TF32, and roundings to bf16, over four layers. In the emulator they are
+off by 1.6e-4 and 6.7e-3."""
 
 
 def copied(config: Config, dtype: torch.dtype) -> tuple[Mamba2, Mamba2]:
@@ -63,18 +65,21 @@ def test_logits(config: Config, dtype: torch.dtype, batch: int) -> None:
         assert relative_error(got.cpu(), want[:, 139 + i]) <= BOUND[dtype]
 
 
-def test_greedy_tokens_are_those_of_the_cpu() -> None:
-    """In float32, whose steps are exact to rounding; the graph and single launches give the same."""
+def test_greedy_tokens_are_the_likeliest() -> None:
+    """The graph and single launches give the same; and none is less likely in float64 than another by more than the bound."""
     model, exact = copied(MEDIUM, torch.float32)
-    prompts = [[3, 5, 7, 11], [400]]
-    texts = []
-    for decoder in (Decoder(model, 2), Decoder(model, 2, graph=False), Decoder(exact, 2)):
+    prompts, texts = [[3, 5, 7, 11], [400, 2, 8, 9]], []
+    for decoder in (Decoder(model, 2), Decoder(model, 2, graph=False)):
         rows: list[list[int]] = [[], []]
         for chunk in decoder.run(prompts, 64):
             rows = [row + new for row, new in zip(rows, chunk, strict=True)]
         texts.append(rows)
-    assert texts[0] == texts[1] == texts[2]
-    assert all(len(row) == 64 for row in texts[0])
+    assert texts[0] == texts[1]
+    made = torch.tensor(texts[0])
+    assert made.shape == (2, 64)
+    logits = exact.logits(torch.cat((torch.tensor(prompts), made), 1))[:, 3:-1]
+    behind = logits.amax(-1) - logits.gather(-1, made[:, :, None])[:, :, 0]
+    assert behind.max() <= 2 * BOUND[torch.float32] * logits.abs().max()
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8), Sampling(1.2, 40)])
@@ -122,3 +127,32 @@ def test_a_published_size_gives_finite_logits() -> None:
     cache = model.init_cache(1)
     assert model.prefill(torch.randint(0, 50000, (1, 1000)), cache).isfinite().all()
     assert model.step(torch.tensor([5], device="cuda"), cache).isfinite().all()
+
+
+def test_a_model_of_transformers_on_our_kernels() -> None:
+    """In bf16 on the GPU, prefill and steps, against its own torch path in float32 on the CPU."""
+    module = pytest.importorskip("transformers.models.mamba2")
+    config = module.Mamba2Config(
+        hidden_size=128,
+        num_heads=4,
+        head_dim=64,
+        n_groups=2,
+        num_hidden_layers=2,
+        vocab_size=300,
+        initializer_range=0.3,
+    )
+    model = module.Mamba2ForCausalLM(config).eval()
+    tokens = torch.randint(0, 300, (2, 70))
+    with torch.no_grad():
+        want = model(tokens).logits
+        model = model.to("cuda", torch.bfloat16)
+        assert use_kernels(model) == ("Mamba2Mixer",)
+        try:
+            begun = model(tokens[:, :66].cuda(), use_cache=True)
+            rows = [begun.logits]
+            for i in range(66, 70):
+                step = model(tokens[:, i : i + 1].cuda(), cache_params=begun.cache_params, use_cache=True)
+                rows.append(step.logits)
+        finally:
+            restore()
+    assert relative_error(torch.cat(rows, 1).cpu(), want) <= 2 * BOUND[torch.bfloat16]

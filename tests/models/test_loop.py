@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +44,18 @@ def test_rows_end_with_their_stop_token() -> None:
         assert row == (whole[: ends[0] + 1] if ends else whole)
     chunks = list(Decoder(MODEL, 1, stop=stop).run(PROMPTS[:1], 1000))
     assert len(chunks) == 1 + free[0].index(stop[0]) or len(chunks) == 1 + free[0].index(stop[1])
+
+
+@pytest.mark.parametrize("every", [3, 8])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_looks_of_the_host_change_nothing(every: int, ahead: bool) -> None:
+    """Several tokens at a time, also with the next ones queued before it looks, as on a GPU: rows end where they did."""
+    stop = (rows_of(Decoder(MODEL, 3), PROMPTS, 40)[0][4],)
+    for most in (1, 2, 9, 20):
+        decoder = Decoder(MODEL, 3, stop=stop, every=every)
+        if ahead:
+            decoder._graph = SimpleNamespace(replay=decoder._advance)  # type: ignore[assignment]
+        assert rows_of(decoder, PROMPTS, most) == rows_of(Decoder(MODEL, 3, stop=stop), PROMPTS, most)
 
 
 def test_ended_rows_are_masked_where_they_are() -> None:

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """What a test draws is the same each time."""
+    torch.manual_seed(0)
