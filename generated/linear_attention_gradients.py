@@ -33,7 +33,7 @@ from torch import Tensor
 from . import _cut, _gradients, _packed
 from . import _runtime as _rt
 from ._tiles import await_previous, chunk_at, dot, has_chunk, load, segment_at, store
-from .linear_attention import LAYER
+from .linear_attention import LAYER, VARIANT
 
 
 @dataclass(frozen=True)
@@ -444,8 +444,9 @@ def launch(
     return (d_q, d_k, d_v)
 
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, leader="v")
-"""What `forward` of `linear_attention` is differentiated by."""
-
 SPEC_DIGEST = "636e84bf9d657f62935aa8aaf2821449f80b3d49392c6395587fa20712fa875c"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, keyed=("v",), digest=SPEC_DIGEST, variant=VARIANT)
+"""What `forward` of `linear_attention` is differentiated by."""

@@ -63,7 +63,7 @@ from ._tiles import (
     sum_pair,
     within,
 )
-from .mamba2 import LAYER, chunk_cumsum
+from .mamba2 import LAYER, VARIANT, chunk_cumsum
 
 LOG2E = math.log2(math.e)
 
@@ -701,8 +701,9 @@ def launch(
     )
 
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, leader="x")
-"""What `forward` of `mamba2` is differentiated by."""
-
 SPEC_DIGEST = "eafb29fc035d5ce53c83a02b255cfaf238a181d66bbc929d18afa7c9e2fe2320"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, keyed=("x", "dt"), digest=SPEC_DIGEST, variant=VARIANT)
+"""What `forward` of `mamba2` is differentiated by."""

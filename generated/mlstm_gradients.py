@@ -63,7 +63,7 @@ from ._tiles import (
     store,
     sum_pair,
 )
-from .mlstm import LAYER, chunk_cumsum
+from .mlstm import LAYER, VARIANT, chunk_cumsum
 
 LOG2E = math.log2(math.e)
 
@@ -1011,8 +1011,9 @@ def launch(
     return (d_q, d_k, d_v, d_i, d_f)
 
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, leader="v")
-"""What `forward` of `mlstm` is differentiated by."""
-
 SPEC_DIGEST = "1eb781cd19dea253f942e5647c0f71b3f5f97bef3a04bb410563e4911a2908e3"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, keyed=("v", "i", "f"), digest=SPEC_DIGEST, variant=VARIANT)
+"""What `forward` of `mlstm` is differentiated by."""

@@ -34,7 +34,7 @@ from torch import Tensor
 from . import _cut, _gradients, _packed
 from . import _runtime as _rt
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, has_chunk, load, log1p, segment_at, store
-from .retnet import LAYER
+from .retnet import LAYER, VARIANT
 
 LOG2E = math.log2(math.e)
 
@@ -500,8 +500,9 @@ def launch(
     return (d_q, d_k, d_v)
 
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, leader="v")
-"""What `forward` of `retnet` is differentiated by."""
-
 SPEC_DIGEST = "594729a3f3738506bfe1f038afd626be717dfa437d5062c6ec23378cfff8bb78"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, keyed=("v",), digest=SPEC_DIGEST, variant=VARIANT)
+"""What `forward` of `retnet` is differentiated by."""

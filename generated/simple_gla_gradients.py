@@ -38,7 +38,7 @@ from torch import Tensor
 from . import _cut, _gradients, _packed
 from . import _runtime as _rt
 from ._tiles import await_previous, chunk_at, dot, exp2, has_chunk, inner, load, segment_at, store, sum_pair
-from .simple_gla import LAYER, chunk_cumsum
+from .simple_gla import LAYER, VARIANT, chunk_cumsum
 
 LOG2E = math.log2(math.e)
 
@@ -586,8 +586,9 @@ def launch(
     return (d_q, d_k, d_v, d_g)
 
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, leader="v")
-"""What `forward` of `simple_gla` is differentiated by."""
-
 SPEC_DIGEST = "25b59f99f44771e32aba0a6bf206e961a0a126719bcf3b39be7df453d7df2e85"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, keyed=("v", "g"), digest=SPEC_DIGEST, variant=VARIANT)
+"""What `forward` of `simple_gla` is differentiated by."""

@@ -63,7 +63,7 @@ from ._tiles import (
     sum_pair,
     within,
 )
-from .state_space_duality import LAYER, chunk_cumsum
+from .state_space_duality import LAYER, VARIANT, chunk_cumsum
 
 LOG2E = math.log2(math.e)
 
@@ -690,8 +690,9 @@ def launch(
     )
 
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, leader="x")
-"""What `forward` of `state_space_duality` is differentiated by."""
-
 SPEC_DIGEST = "b90e225a4c7485b45a306b62e322c4c2e8ab244801a587910844632f90451ab7"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, keyed=("x", "dt"), digest=SPEC_DIGEST, variant=VARIANT)
+"""What `forward` of `state_space_duality` is differentiated by."""

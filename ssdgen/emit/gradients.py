@@ -8,12 +8,12 @@ import textwrap
 
 import ssdgen
 from ssdgen.emit.environment import HELPERS, TEMPLATES, called, configs, environment, imported, tidy
-from ssdgen.emit.host import Host, tupled
+from ssdgen.emit.host import Host, quoted, tupled
 from ssdgen.emit.printer import LOG2E
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.gradients import EntryKernel, GradientPlan, Result
 from ssdgen.ir.plan import CHUNKS, SHARES, Parameter
-from ssdgen.plan.names import EVERY
+from ssdgen.plan.names import EVERY, key_inputs
 
 
 def gradients_name(name: str) -> str:
@@ -103,6 +103,7 @@ class GradientHost(Host):
             "plan": plan,
             "layer": layer,
             "leader": plan.leader,
+            "keyed": tupled([quoted(name) for name in key_inputs(layer, plan.leader)]),
             "arguments": [*arguments, "sequences: _packed.Sequences | None", "config: Config"],
             "sizes": self.lengths(texts, [(self.final(s.name), s.axes) for s in layer.states]),
             "indexable": self.each([*tokens, *outputs], "_rt.indexable(v)"),

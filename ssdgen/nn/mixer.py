@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid, silu, softplus
+from torch.nn.functional import logsigmoid, rms_norm, silu, softplus
 
 from ssdgen import pipeline
 from ssdgen.build.store import folder_in_cache
@@ -180,7 +180,8 @@ class Mixer(nn.Module):
         y = y.permute([self.places[out.name].index(a) for a in axes]).flatten(2)
         if self.gate is None:
             y = y * silu(gate)
-        combined: Tensor = self.out(self.norm(y))
+        scale = self.norm.weight.to(y.dtype)  # under autocast: with a scale of another dtype no fused kernel runs
+        combined: Tensor = self.out(rms_norm(y, self.norm.normalized_shape, scale, self.norm.eps))
         return combined
 
     def _parameter(self, t: Input) -> nn.Parameter:

@@ -124,8 +124,7 @@ def record_gradients(
     states = [arguments.get(names(f"{s}0")) for s in layer.states]
     dtype = dtype_of(module, call, gradients.GRADIENTS.leader)
     outputs = [torch.empty([call.sizes[a] for a in axes], dtype=dtype) for axes in layer.outputs.values()]
-    defaults = inspect.signature(module.forward).parameters
-    scalars = [float(defaults[names(s.name)].default) for s in layer.scalars]
+    scalars = default_scalars(module)
     edges = arguments.get("cu_seqlens")
     ends = [torch.empty([call.sizes[a] for a in axes]) if finals else None for axes in layer.states.values()]
     kept = [
@@ -141,6 +140,12 @@ def record_gradients(
             inputs, scalars, states, edges, outputs, ends, config, states_every=every, kept=kept
         ),
     )  # fmt: skip
+
+
+def default_scalars(module: Any) -> list[float]:
+    """What a call of `forward` that names no scalars has for them, in their order."""
+    names, parameters = _argument_names(module), inspect.signature(module.forward).parameters
+    return [float(parameters[names(s.name)].default) for s in module.LAYER.scalars]
 
 
 def _recorded(module: Any, label: str, call: Callable[[], Any]) -> tuple[Launch, ...]:

@@ -227,13 +227,14 @@ def several_steps(module: ModuleType, steps: Iterable[StepCall]) -> Iterator[Ste
 
 
 def differentiated(module: ModuleType, call: Call, device: Device) -> tuple[CompileRequest, ...]:
-    """The kernels of the gradients of `call` on `device`, for gradients at outputs alone and at final states too, and whether
-    one block has all heads of a group or several share them, which depends on batch and tokens."""
+    """The kernels of the gradients of `call` on `device`, for gradients at outputs alone and at final states too: with the
+    Config that the module chooses, and whether one block has all heads of a group or several share them, which depends on
+    batch and tokens."""
     gradients = gradients_of(module)
     if gradients is None:
         return ()
     default = gradients.CONFIGS[dtype_of(module, call, gradients.GRADIENTS.leader)]
-    configs = [replace(default, shares=n) for n in (1, 2)] if hasattr(default, "shares") else [default]
+    configs = [None, *(replace(default, shares=n) for n in (1, 2))] if hasattr(default, "shares") else [None]
     with assumed(module, device):
         several = [
             record_gradients(module, call, config, finals=finals) for config in configs for finals in (False, True)

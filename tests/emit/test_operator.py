@@ -308,7 +308,10 @@ def test_kept_states_of_a_shorter_chunk_than_the_default(monkeypatch: pytest.Mon
     computed in by default."""
     inputs = inputs_of("mamba2")
     short = mamba2.Config(chunk=32, scores="tf32", carried="tf32", intra="tf32", state="tf32")
-    chosen = lambda layer, config, configs, **key: config or short  # noqa: E731
+
+    def chosen(layer: Any, config: Any, configs: Any, **key: Any) -> Any:
+        return config or (short if configs is mamba2.CONFIGS else configs[torch.float32])
+
     monkeypatch.setattr(mamba2._tuned, "chosen", chosen)
     inputs["states_every"] = 96
     got = emulated(mamba2.forward, inputs, weighted(slice(2, 3)))

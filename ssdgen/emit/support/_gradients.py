@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cut, _packed
+from . import _cut, _packed, _tuned
 from . import _runtime as _rt
 
 CHUNK = 64
@@ -36,12 +36,20 @@ WIDEST = 256
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of a layer by kernels: `launch` of an emitted module, its Configs by the dtype of the input `leader`."""
+    """The gradients of a layer by kernels: `launch` of an emitted module, its Configs by the dtype of the first of `keyed`, the
+    inputs whose dtypes a tuning key has; `digest` and `variant` are those of the module of the forward pass."""
 
     layer: _rt.Layer
     launch: Callable[..., tuple[Tensor | None, ...]]
     configs: Mapping[torch.dtype, Any]
-    leader: str
+    keyed: tuple[str, ...]
+    digest: str
+    variant: str
+
+    @property
+    def leader(self) -> str:
+        """The input that others are like."""
+        return self.keyed[0]
 
     def __call__(
         self,
@@ -79,7 +87,7 @@ class Gradients:
             x if i.default is None else _rt.expand(i, x, size, leader)
             for i, x in zip(layer.inputs, inputs, strict=True)
         ]
-        config = config or self.configs[leader.dtype]
+        config = self._chosen(config, by_name, size, sequences)
         config = replace(config, chunk=chunk_of(config.chunk, states_every))
         like = zip(outputs, _cut.output_memory(layer, full, size, None), strict=True)
         arriving = [torch.zeros_like(y) if d is None else d.to(y.dtype) for d, y in like]
@@ -98,6 +106,19 @@ class Gradients:
                 )
         narrow = (narrowed(i, g, x) for i, g, x in zip(layer.inputs, found, inputs, strict=True))
         return (*narrow, *first)
+
+    def _chosen(self, config: Any, inputs: Mapping[str, Tensor | None], size: Mapping[str, int], sequences: Any) -> Any:
+        """The caller's Config, else what a tuning table has for a call's gradients, else the default."""
+        keyed = [inputs[name] for name in self.keyed]
+        dtypes = tuple(x.dtype for x in keyed if x is not None)
+        optional = {i.name: inputs[i.name] for i in self.layer.inputs if i.optional}
+        present = (*_tuned.present({**optional, "packed": sequences}), _tuned.GRADIENTS)
+        leader = keyed[0]
+        assert leader is not None
+        return _tuned.chosen(
+            self.layer, config, self.configs, digest=self.digest, variant=self.variant, present=present, size=size,
+            dtypes=dtypes, x=leader, rules=(),
+        )  # fmt: skip
 
     def _launched(
         self,
