@@ -77,7 +77,7 @@ def forward(
     v = jnp.transpose(v, (0, 2, 1, 3)).astype(dtype)
     S = _rt.initial(LAYER, "S", S0, call)
     size_n = float(size["n"])
-    product = _rt.products(call.inputs["v"], dtype, precision)
+    product, precision = _rt.products(call.inputs["v"], dtype, precision)
 
     def chunks(states: tuple[Array, ...], now: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Several chunks side by side: from the states before them to those behind, and their outputs."""

@@ -110,7 +110,7 @@ def forward(
     if z is not None:
         z = jnp.transpose(_rt.by_group(z, 2, size["g"]), (0, 2, 3, 1, 4)).astype(dtype)
     S = _rt.by_group(_rt.initial(LAYER, "S", S0, call), 1, size["g"])
-    product = _rt.products(call.inputs["x"], dtype, precision)
+    product, precision = _rt.products(call.inputs["x"], dtype, precision)
     # mamba2.ssd:18  step = clamp(softplus(dt + dt_bias), dt_min, dt_max)
     step = jnp.minimum(jnp.maximum(jax.nn.softplus(dt + dt_bias[None, :, :, None]), dt_min), dt_max)  # [B, G, H, L]
     decay_log2 = jnp.minimum(jnp.maximum(A[None, :, :, None] * step * LOG2E, -128.0), 0.0)  # [B, G, H, L]
@@ -120,7 +120,7 @@ def forward(
         (S,) = states
         decay_log2_now, step_now, B_now, x_now, C_now, z_now = now
         token = jnp.arange(decay_log2_now.shape[4], dtype=dtype)
-        decay_sum = jnp.cumsum(decay_log2_now, 4)  # [C, B, G, H, L]
+        decay_sum = _rt.summed(decay_log2_now, 4)  # [C, B, G, H, L]
         decay_end = decay_sum[:, :, :, :, -1]  # [C, B, G, H]
         carry = step_now * jnp.exp2(jnp.minimum(decay_end[:, :, :, :, None] - decay_sum, 0.0))  # [C, B, G, H, L]
         S_gained = product("cbghtp,cbgtn->cbghpn", x_now * carry[:, :, :, :, :, None], B_now)  # [C, B, G, H, P, N]

@@ -116,7 +116,7 @@ def forward(
     if z is not None:
         z = jnp.transpose(_rt.by_group(z, 2, size["g"]), (0, 2, 3, 1, 4)).astype(dtype)
     S = _rt.by_group(_rt.initial(LAYER, "S", S0, call), 1, size["g"])
-    product = _rt.products(call.inputs["x"], dtype, precision)
+    product, precision = _rt.products(call.inputs["x"], dtype, precision)
     # mamba3.ssd:18  step = softplus(dt + dt_bias)
     step = jax.nn.softplus(dt + dt_bias[None, :, :, None])  # [B, G, H, L]
     decay_log2 = jnp.minimum(jnp.maximum(A * step * LOG2E, -128.0), 0.0)  # [B, G, H, L]
@@ -132,7 +132,7 @@ def forward(
         (S,) = states
         decay_log2_now, late_now, step_now, keep_now, B_before_now, x_before_now, B_now, x_now, C_now, z_now = now
         token = jnp.arange(decay_log2_now.shape[4], dtype=dtype)
-        decay_sum = jnp.cumsum(decay_log2_now, 4)  # [C, B, G, H, L]
+        decay_sum = _rt.summed(decay_log2_now, 4)  # [C, B, G, H, L]
         decay_end = decay_sum[:, :, :, :, -1]  # [C, B, G, H]
         carry = (  # [C, B, G, H, L]
             (1.0 - late_now) * step_now * keep_now * jnp.exp2(jnp.minimum(decay_end[:, :, :, :, None] - decay_sum, 0.0))

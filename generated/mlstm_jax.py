@@ -99,7 +99,7 @@ def forward(
     C = _rt.initial(LAYER, "C", C0, call)
     N = _rt.initial(LAYER, "N", N0, call)
     size_n = float(size["n"])
-    product = _rt.products(call.inputs["v"], dtype, precision)
+    product, precision = _rt.products(call.inputs["v"], dtype, precision)
     decay_log2 = jnp.minimum(jnp.maximum(jax.nn.log_sigmoid(f) * LOG2E, -128.0), 0.0)  # [B, H, L]
     # mlstm.ssd:13  write = sigmoid(i) / sqrt(size(n))
     write = jax.nn.sigmoid(i) / jnp.sqrt(size_n)  # [B, H, L]
@@ -109,7 +109,7 @@ def forward(
         C, N = states
         decay_log2_now, write_now, k_now, v_now, q_now = now
         token = jnp.arange(decay_log2_now.shape[3], dtype=dtype)
-        decay_sum = jnp.cumsum(decay_log2_now, 3)  # [C, B, H, L]
+        decay_sum = _rt.summed(decay_log2_now, 3)  # [C, B, H, L]
         decay_end = decay_sum[:, :, :, -1]  # [C, B, H]
         carry = write_now * jnp.exp2(jnp.minimum(decay_end[:, :, :, None] - decay_sum, 0.0))  # [C, B, H, L]
         C_gained = product("cbhtp,cbhtn->cbhpn", v_now * carry[:, :, :, :, None], k_now)  # [C, B, H, P, N]

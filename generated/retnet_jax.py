@@ -85,7 +85,7 @@ def forward(
     S = _rt.initial(LAYER, "S", S0, call)
     size_n = float(size["n"])
     index_h = jnp.arange(size["h"], dtype=dtype)
-    product = _rt.products(call.inputs["v"], dtype, precision)
+    product, precision = _rt.products(call.inputs["v"], dtype, precision)
     decay_log2 = jnp.minimum(jnp.maximum(jnp.log1p(-jnp.exp2(-5.0 - index_h)) * LOG2E, -128.0), 0.0)  # [H]
 
     def chunks(states: tuple[Array, ...], now: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:

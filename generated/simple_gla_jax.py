@@ -87,7 +87,7 @@ def forward(
     g = jnp.transpose(g, (0, 2, 1)).astype(dtype)
     S = _rt.initial(LAYER, "S", S0, call)
     size_n = float(size["n"])
-    product = _rt.products(call.inputs["v"], dtype, precision)
+    product, precision = _rt.products(call.inputs["v"], dtype, precision)
     decay_log2 = jnp.minimum(jnp.maximum(g * LOG2E, -128.0), 0.0)  # [B, H, L]
 
     def chunks(states: tuple[Array, ...], now: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -95,7 +95,7 @@ def forward(
         (S,) = states
         decay_log2_now, k_now, v_now, q_now = now
         token = jnp.arange(decay_log2_now.shape[3], dtype=dtype)
-        decay_sum = jnp.cumsum(decay_log2_now, 3)  # [C, B, H, L]
+        decay_sum = _rt.summed(decay_log2_now, 3)  # [C, B, H, L]
         decay_end = decay_sum[:, :, :, -1]  # [C, B, H]
         carry = jnp.exp2(jnp.minimum(decay_end[:, :, :, None] - decay_sum, 0.0))  # [C, B, H, L]
         S_gained = product("cbhtp,cbhtn->cbhpn", v_now * carry[:, :, :, :, None], k_now)  # [C, B, H, P, N]

@@ -34,7 +34,7 @@ class JaxStatements:
                 return code if spec is None else f"{indent}{spec}\n{code}"
             case Cumsum(value=value):
                 at = target.axes.index(self._time)
-                return assign(target.name, f"jnp.cumsum({self.expr(value, target.axes)}, {at})", indent, shape)
+                return assign(target.name, f"_rt.summed({self.expr(value, target.axes)}, {at})", indent, shape)
             case Last(value=value):
                 at = value.axes.index(self._time)
                 return assign(target.name, f"{value.name}[{':, ' * at}-1]", indent, shape)

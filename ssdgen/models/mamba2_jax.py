@@ -39,6 +39,10 @@ Cache = tuple[tuple[Array, Array], ...]
 """A pytree, of each layer the last inputs of its convolution [b taps-1 convolved], in the model's dtype, and its states
 [b heads channels state], float32."""
 
+CHUNK = 64
+"""Tokens a chunk of the recurrence. What goes through memory is least where chunk^2 is about channels * state: scores are
+[tokens chunk] a head, the states of chunks [tokens / chunk, channels, state]."""
+
 DTYPES = (jnp.float32, jnp.bfloat16)
 
 ROOM = 256
@@ -54,13 +58,19 @@ def init_cache(config: Config, batch: int, dtype: Any = jnp.float32) -> Cache:
     )
 
 
-def logits(config: Config, weights: Weights, tokens: Array, precision: Any = lax.Precision.HIGHEST) -> Array:
+def logits(
+    config: Config,
+    weights: Weights,
+    tokens: Array,
+    precision: Any = lax.Precision.HIGHEST,
+    chunk: int = CHUNK,
+) -> Array:
     """The logits of the token behind every one of `tokens`[b t], integers: [b t vocab], float32.
 
-    precision: of products of float32 weights, a jax.lax.Precision or its name
+    precision: of products of float32 weights, a jax.lax.Precision or its name; chunk: tokens a chunk of the recurrence
     """
     cache = init_cache(config, tokens.shape[0], weights["embedding"].dtype)
-    u, _ = _sequence(config, weights, tokens, cache, None, precision)
+    u, _ = _sequence(config, weights, tokens, cache, None, precision, chunk)
     return _head(weights, u, precision)
 
 
@@ -71,12 +81,13 @@ def prefill(
     cache: Cache,
     padding: Array | None = None,
     precision: Any = lax.Precision.HIGHEST,
+    chunk: int = CHUNK,
 ) -> tuple[Array, Cache]:
     """The logits of the token behind rows of `tokens`[b t]: [b vocab]; and the cache behind them, which `cache` is before.
 
     padding: [b], integers: so many tokens at the left of each row are none; `cache` is then empty
     """
-    u, cache = _sequence(config, weights, tokens, cache, padding, precision)
+    u, cache = _sequence(config, weights, tokens, cache, padding, precision, chunk)
     return _head(weights, u[:, -1], precision), cache
 
 
@@ -158,14 +169,14 @@ def decode(
 STATIC = ("config", "temperature", "top_k", "stop", "pad", "precision")
 """The arguments that a program is compiled for."""
 
-prefilled = jax.jit(prefill, static_argnames=("config", "precision"), donate_argnames="cache")
+prefilled = jax.jit(prefill, static_argnames=("config", "precision", "chunk"), donate_argnames="cache")
 """`prefill`, compiled once for each shape of the tokens; the cache is donated."""
 
 decoded = jax.jit(decode, static_argnames=STATIC, donate_argnames=("cache", "token", "ended", "key"))
 """`decode`, compiled once for each batch and way of sampling, whatever the number of tokens; what it goes on from is
 donated."""
 
-scored = jax.jit(logits, static_argnames=("config", "precision"))
+scored = jax.jit(logits, static_argnames=("config", "precision", "chunk"))
 """`logits`, compiled once for each shape."""
 
 chosen = jax.jit(choose, static_argnames=("temperature", "top_k"))
@@ -268,7 +279,7 @@ class Mamba2:
 
 
 def _sequence(
-    config: Config, weights: Weights, tokens: Array, cache: Cache, padding: Array | None, precision: Any
+    config: Config, weights: Weights, tokens: Array, cache: Cache, padding: Array | None, precision: Any, chunk: int
 ) -> tuple[Array, Cache]:
     """What the head is applied to, [b t width], and the cache behind. Padding at the left leaves the convolution's cache zero
     and, as its x is zero too, the states; and sums of decays do not depend on what it is."""
@@ -285,7 +296,7 @@ def _sequence(
         mixed = _activated(layer, sum(shifted[1:], shifted[0]), u.dtype)
         x, B, C = _vectors(config, mixed if hidden is None else jnp.where(hidden, 0, mixed))
         y, state = recurrence.forward(
-            x, dt, layer["A"], B, C, S0=state, precision=precision, **_gated(config, layer, z)
+            x, dt, layer["A"], B, C, S0=state, chunk=chunk, precision=precision, **_gated(config, layer, z)
         )
         residual = _added(residual, _mixed(config, layer, y, z, precision))
         after.append((window[:, length:], state))

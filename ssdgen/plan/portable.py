@@ -152,7 +152,7 @@ class PortableBuilder:
             return Sums(ZERO, ZERO, ZERO)
         token = Ref("token", (self.time,))
         log2 = self.named(self.tokens, f"{decay.name}_log2", clamp_log2(self.value(self.tokens, decay.log2)))
-        if decay.kind == "constant":
+        if self.time not in log2.axes:
             through = self.named(self.chunk, f"{decay.name}_sum", mul(Apply("add", (token, ONE)), log2))
             before: Expr = mul(token, log2)
         else:

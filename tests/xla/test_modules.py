@@ -17,10 +17,11 @@ from jax import export
 from ssdgen.diagnostics import Source
 from ssdgen.emit import emit
 from ssdgen.emit.package import package
-from ssdgen.run.cases import sizes_for
+from ssdgen.run.cases import Trial, sizes_for
 from ssdgen.run.checks import relative_error
 from ssdgen.run.inputs import Case, Inputs, draw
 from ssdgen.run.load import load
+from ssdgen.run.verify import run_trial
 from tests.emit.test_modules import COLLIDING
 from tests.xla.subject import SPECS, Subject, array, arrays, made, subject, tensor
 
@@ -260,3 +261,31 @@ def test_several_groups_and_layouts() -> None:
     s = made(Source("shared.ssd", SHARED))
     s.check(Case({"b": 2, "t": 9, "h": 4, "e": 4, "g": 2, "p": 3, "n": 5}), chunk=4)
     s.check(replace(Case({"b": 1, "t": 4, "h": 4, "e": 1, "g": 2, "p": 3, "n": 5}), dtype="f64"), chunk=4)
+
+
+FIXED = """\
+language 1
+layer fixed "A decay a channel that no token changes"
+
+axes    b t h p n
+
+inputs
+  v[b t h p]             : f32
+  k[b t h n], q[b t h n] : like v
+  A[h n]                 : f32 < 0
+
+state   S[b h p n] : f32
+        S[t] = exp(A) * S[t-1] + outer(v, k)
+
+output  y[b t h p] : like v
+        y = S[t] . q
+"""
+
+
+def test_a_decay_of_channels_that_no_token_changes() -> None:
+    """It has no tokens to be cut from, in either portable form."""
+    s = made(Source("fixed.ssd", FIXED))
+    s.check(case_of(s, 9), chunk=4)
+    other = emit(s.plan, portable_only=True)
+    checks = run_trial("portable", s.plan, load(other.name, package([other])), Trial("fixed", case_of(s, 70)))
+    assert all(c.passed for c in checks), [str(c) for c in checks]

@@ -231,21 +231,30 @@ def shifted(x: Array, at: int) -> Array:
     return jnp.concatenate((first, lax.slice_in_dim(x, 0, max(0, length - 1), axis=at)), at)
 
 
+def summed(x: Array, at: int) -> Array:
+    """The sums of `x` through each place of dimension `at`: as many masked sums at once, which is one kernel for XLA, where a
+    cumulative sum is a chain of small ones."""
+    place = jnp.arange(x.shape[at])
+    through = (place[None, :] <= place[:, None]).reshape(*(1,) * at, len(place), len(place), *(1,) * (x.ndim - at - 1))
+    return jnp.sum(jnp.where(through, jnp.expand_dims(x, at), 0.0), at + 1)
+
+
 Product = Callable[[str, Array, Array], Array]
 
 
-def products(leader: Any, dtype: Any, precision: Any) -> Product:
+def products(leader: Any, dtype: Any, precision: Any) -> tuple[Product, Any]:
     """The einsum of two arrays for inputs of dtype `leader`: of bfloat16 its operands are too, else of `dtype`, multiplied
-    with `precision`; sums are in `dtype`."""
+    with `precision`; sums are in `dtype`. And how states are multiplied, which stay in `dtype`: beside products of bfloat16
+    the device's default will do."""
     narrow = leader == BF16 and dtype == F32
-    operand, how = (BF16, None) if narrow else (dtype, precision)
+    operand, how = (BF16, lax.Precision.DEFAULT) if narrow else (dtype, precision)
 
     def product(subscripts: str, left: Array, right: Array) -> Array:
         operands = (left.astype(operand), right.astype(operand))
         found: Array = jnp.einsum(subscripts, *operands, precision=how, preferred_element_type=dtype)
         return found
 
-    return product
+    return product, how
 
 
 Chunk = Callable[[tuple[Array, ...], tuple[Any, ...]], tuple[tuple[Array, ...], tuple[Array, ...]]]
@@ -329,15 +338,14 @@ def entries(log2: Array | float, gained: Array, state: Array, precision: Any) ->
     ends = jnp.broadcast_to(ends, (chunks, *ends.shape[1:]))
     if chunks == 1:
         return state[None], jnp.exp2(ends[0]) * state + gained[0]
-    before = jnp.concatenate((jnp.zeros_like(ends[:1]), ends[:-1]))  # [C, ...]: over the chunk before each
-    chunk = jnp.arange(chunks).reshape(-1, *(1,) * ends.ndim)
-    later = chunk - 1 > jnp.swapaxes(chunk, 0, 1)  # [C, C, ...]
-    sums = jnp.cumsum(jnp.where(later, before[:, None], 0.0), 0)  # [C, C, ...]: behind chunk c, up to chunk z
-    left = jnp.where(chunk > jnp.swapaxes(chunk, 0, 1), jnp.exp2(sums), 0.0)
+    z, c, k = (jnp.arange(chunks).reshape([chunks if i == at else 1 for i in range(ends.ndim + 2)]) for at in range(3))
+    sums = jnp.sum(jnp.where((c < k) & (k < z), ends, 0.0), 2)  # [C, C, ...]: behind chunk c, up to chunk z
+    before = jnp.sum(jnp.where(k < z, ends, 0.0), 2)[:, 0]  # [C, ...]: up to chunk z
+    left = jnp.where((c < z)[:, :, 0], jnp.exp2(sums), 0.0)
     single = tuple(i for i, length in enumerate(left.shape) if i > 1 and length == 1)
     letters = "zcabdefghij"[: left.ndim]
     kept = "".join(c for i, c in enumerate(letters) if i not in single)
     product = f"{kept},c{letters[2:]}->z{letters[2:]}"
     entry = jnp.einsum(product, jnp.squeeze(left, single), gained, precision=precision)
-    entry = entry + jnp.exp2(jnp.cumsum(before, 0)) * state
+    entry = entry + jnp.exp2(before) * state
     return entry, jnp.exp2(ends[-1]) * entry[-1] + gained[-1]
