@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
+from ssdgen.diagnostics import UserError
 from ssdgen.generated import causal_conv, mamba2, norms, projection
 from ssdgen.models.checkpoint import open_checkpoint
 from ssdgen.models.config import Config
@@ -91,10 +92,18 @@ class Mamba2:
 
     @classmethod
     def load(cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Mamba2:
-        """The model of a checkpoint. Raises UserError, which names the file and what is wrong with it."""
+        """The model of a checkpoint. Raises UserError, which names the file and what is wrong with it, or says that the device
+        has not memory enough."""
         checkpoint = open_checkpoint(folder)
-        weights = {name: _placed(name, x, device, dtype) for name, x in checkpoint.read("pt")}
-        return cls(checkpoint.config, weights, dtype)
+        try:
+            weights = {name: _placed(name, x, device, dtype) for name, x in checkpoint.read("pt")}
+            return cls(checkpoint.config, weights, dtype)
+        except torch.OutOfMemoryError as error:
+            need = checkpoint.config.parameters * dtype.itemsize / 2**30
+            raise UserError(
+                f"{folder}: its weights take {need:.1f} GiB, which {device} has not free",
+                "take a narrower dtype, or the CPU",
+            ) from error
 
     @classmethod
     def random(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from ssdgen.diagnostics import UserError
 from ssdgen.generated import _runtime
 from ssdgen.models.config import Config
 from ssdgen.models.loop import Decoder
@@ -186,6 +187,17 @@ def test_a_state_spaces_folder_gives_the_same_model(tmp_path: Path) -> None:
     model = Mamba2.load(write_folder(tmp_path / "model", config, "state-spaces", weights, "bin"))
     tokens = torch.randint(0, config.vocab, (1, 12))
     assert torch.equal(model.logits(tokens), Mamba2(config, weights).logits(tokens))
+
+
+def test_too_little_memory_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(tmp_path / "model", SMALL, "transformers", random_weights(SMALL))
+
+    def full(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("ssdgen.models.mamba2._placed", full)
+    with pytest.raises(UserError, match=r"its weights take 0\.0 GiB, which cpu has not free"):
+        Mamba2.load(folder)
 
 
 def test_random_weights_give_finite_logits() -> None:
