@@ -168,7 +168,7 @@ class Mamba2:
         residual, eps = self._embedded(tokens), self.config.eps
         for number, layer in enumerate(self.layers):
             self._step(layer, residual, cache.convolution[number], cache.states[number])
-        logits: Tensor = projection.project(residual, self.head, norm=self.norm, eps=eps, dtype=self._wide)
+        logits: Tensor = projection.project(residual, self.head, norm=self.norm, eps=eps, dtype=self._wide, steady=True)
         return logits
 
     def _sequence(self, tokens: Tensor, cache: Cache, hidden: Tensor | None, fresh: bool) -> Tensor:
@@ -207,13 +207,15 @@ class Mamba2:
     def _step(self, layer: LayerWeights, residual: Tensor, conv: Tensor, state: Tensor) -> None:
         """A layer for one token of each row: its result is added to residual[b width]."""
         c = self.config
-        z, xBC, dt = self._split(projection.project(residual, layer.in_proj, layer.in_bias, norm=layer.norm, eps=c.eps))
+        z, xBC, dt = self._split(
+            projection.project(residual, layer.in_proj, layer.in_bias, norm=layer.norm, eps=c.eps, steady=True)
+        )
         x, B, C = self._vectors(causal_conv.step(conv, xBC, layer.conv, layer.conv_bias, activation="silu"))
         y = mamba2.step(state, x, dt, layer.A, B, C, **self._gated(layer, z)).flatten(1)
         norm = layer.gated_norm
         if norm is not None and (c.norm_before_gate or c.norm_groups > 1):
             y, norm = norms.rms_norm(y, norm, **self._gated_norm(z)), None
-        projection.project(y, layer.out_proj, layer.out_bias, norm=norm, eps=c.eps, onto=residual)
+        projection.project(y, layer.out_proj, layer.out_bias, norm=norm, eps=c.eps, onto=residual, steady=True)
 
     def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
         """z, the channels of the convolution, and dt, as views."""
