@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ssdgen.generated import _runtime
 from ssdgen.models.config import Config
 from ssdgen.models.loop import Decoder
 from ssdgen.models.mamba2 import Mamba2
+from ssdgen.models.peer import plain
 from ssdgen.run.checks import BOUNDS, relative_error
 from ssdgen.run.emulate import emulation, launch
 from tests.models.folders import SMALL, random_weights, write_folder
@@ -39,6 +40,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "biases": {"use_bias": True, "use_conv_bias": False, "conv_kernel": 3, "n_groups": 4},
     "narrow residual": {"residual_in_fp32": False, "state_size": 40, "chunk_size": 32},
 }
+
+
+@pytest.fixture(autouse=True)
+def _plain() -> Iterator[None]:
+    """transformers on CPU tensors, also where kernels of others are installed."""
+    modeling = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
+    with plain(modeling):
+        yield
 
 
 def theirs(tmp_path: Path, change: Mapping[str, Any]) -> Any:
