@@ -9,7 +9,7 @@ import cuda.tile as ct
 from torch import Tensor
 
 from . import _runtime as _rt
-from ._tiles import silu
+from ._tiles import await_previous, silu
 
 LONGEST = 16384
 """The longest part of a row that a block holds."""
@@ -27,12 +27,11 @@ def normalise(
     TILE: ct.Constant[int], WITH_GATE: ct.Constant[bool], WITH_ADD: ct.Constant[bool],
 ) -> None:  # fmt: skip
     """One group of a row; `add` is added to x in place."""
-    ct.grid_dependency_control_launch_dependents()
+    await_previous()
     groups, length = x.shape[1], x.shape[2]
     row, group = ct.bid(0) // groups, ct.bid(0) % groups
     place = ct.arange(TILE, dtype=ct.int32)
-    weight_tile = part(weight, 0, group, place)  # [D]: while the kernel before ends
-    ct.grid_dependency_control_wait()
+    weight_tile = part(weight, 0, group, place)  # [D]
     v = part(x, row, group, place)  # [D]
     if WITH_ADD:
         stored = (v + part(add, row, group, place)).astype(x.dtype)

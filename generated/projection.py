@@ -2,8 +2,9 @@
 
     y = weight @ rms_norm(x) + bias, or onto + that, which is left in `onto`
 
-A single row on a GPU, which is bound by reading the weights, takes one launch, and begins to read them while the kernel before
-it ends. More rows take the norm's kernel and PyTorch's product; so do CPU tensors, with plain torch for the norm.
+A single row on a GPU, which is bound by reading the weights, takes one launch, and if they are steady begins to read them
+while the kernel before it ends. More rows take the norm's kernel and PyTorch's product; so do CPU tensors, with plain torch
+for the norm.
 
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """
@@ -23,6 +24,7 @@ NAME = "project"
 def project(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     norm: Tensor | None = None, eps: float = 1e-5, onto: Tensor | None = None, dtype: torch.dtype | None = None,
+    steady: bool = False,
 ) -> Tensor:  # fmt: skip
     """y[b o], or `onto`, in place.
 
@@ -32,6 +34,7 @@ def project(
     norm: [k]: rows of x are divided by sqrt(mean(x^2) + eps) and multiplied by it first
     onto: [b o], contiguous: y is added to it, which the kernel rounds once, while PyTorch rounds its product first
     dtype: of y; that of `weight` if absent
+    steady: promises that the kernel queued just before this call does not write `weight` or `norm`
 
     Raises TypeError or ValueError, which name the tensor, for a missing input, a dtype, shape or device;
     NotImplementedError for `onto` where a gradient is wanted.
@@ -48,7 +51,7 @@ def project(
         if y is None:
             y = torch.empty((1, len(weight)), dtype=dtype or weight.dtype, device=x.device)
         _rt.check_kernels(NAME, (x, weight, bias, norm))
-        _projection.launch(x, weight, bias, norm, eps, onto is not None, y)
+        _projection.launch(x, weight, bias, norm, eps, onto is not None, steady, y)
         return y
     u = x if norm is None else norms.rms_norm(x, norm, eps=eps)
     y = linear(u.to(weight.dtype), weight, bias)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @bench.command()
 def model(
     size: Annotated[str, typer.Option(metavar="NAMES", help="130m, 370m, 780m, 1.3b, 2.7b, by commas.")] = (
-        "130m,370m,780m,1.3b,2.7b"
+        "130m,2.7b,1.3b,780m,370m"
     ),
     out: Out = None,
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="transformers on the same GPU.")] = True,

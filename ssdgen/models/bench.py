@@ -157,7 +157,7 @@ class OnGpu:
         x, B, C = x.view(1, c.heads, -1), B.view(1, c.groups, -1), C.view(1, c.groups, -1)
 
         def ours(i: int, w: LayerWeights) -> object:
-            return projection.project(residual, w.in_proj, norm=w.norm)
+            return projection.project(residual, w.in_proj, norm=w.norm, steady=True)
 
         def cublas(i: int, w: LayerWeights) -> object:
             return linear(norms.rms_norm(residual, w.norm), w.in_proj)
@@ -169,7 +169,7 @@ class OnGpu:
             return mamba2.step(cache.states[i], x, dt, w.A, B, C, D=w.D, dt_bias=w.dt_bias, z=y.view(1, c.heads, -1))
 
         def out(i: int, w: LayerWeights) -> object:
-            return projection.project(y, w.out_proj, norm=w.gated_norm, onto=residual)
+            return projection.project(y, w.out_proj, norm=w.gated_norm, onto=residual, steady=True)
 
         def out_cublas(i: int, w: LayerWeights) -> object:
             return residual.add_(linear(norms.rms_norm(y, w.gated_norm), w.out_proj))
@@ -191,7 +191,7 @@ class OnGpu:
             yield self._figure("pieces", name, us, "us a layer", note)
         head, norm = self.model.head, self.model.norm
         with torch.no_grad():
-            replay = _captured(lambda: choose(projection.project(residual, head, norm=norm), Sampling()))
+            replay = _captured(lambda: choose(projection.project(residual, head, norm=norm, steady=True), Sampling()))
         us = Spread.of(replay() for _ in range(self.rounds))
         yield self._figure("pieces", "head and choice", us, "us a token", f"{head.nbytes / us.median / 1e6:.2f} TB/s")
 

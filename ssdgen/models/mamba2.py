@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
+from ssdgen.diagnostics import UserError
 from ssdgen.generated import causal_conv, mamba2, norms, projection
 from ssdgen.models.checkpoint import open_checkpoint
 from ssdgen.models.config import Config
@@ -91,10 +92,18 @@ class Mamba2:
 
     @classmethod
     def load(cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Mamba2:
-        """The model of a checkpoint. Raises UserError, which names the file and what is wrong with it."""
+        """The model of a checkpoint. Raises UserError, which names the file and what is wrong with it, or says that the device
+        has not memory enough."""
         checkpoint = open_checkpoint(folder)
-        weights = {name: _placed(name, x, device, dtype) for name, x in checkpoint.read("pt")}
-        return cls(checkpoint.config, weights, dtype)
+        try:
+            weights = {name: _placed(name, x, device, dtype) for name, x in checkpoint.read("pt")}
+            return cls(checkpoint.config, weights, dtype)
+        except torch.OutOfMemoryError as error:
+            need = checkpoint.config.parameters * dtype.itemsize / 2**30
+            raise UserError(
+                f"{folder}: its weights take {need:.1f} GiB, which {device} has not free",
+                "take a narrower dtype, or the CPU",
+            ) from error
 
     @classmethod
     def random(
@@ -159,7 +168,7 @@ class Mamba2:
         residual, eps = self._embedded(tokens), self.config.eps
         for number, layer in enumerate(self.layers):
             self._step(layer, residual, cache.convolution[number], cache.states[number])
-        logits: Tensor = projection.project(residual, self.head, norm=self.norm, eps=eps, dtype=self._wide)
+        logits: Tensor = projection.project(residual, self.head, norm=self.norm, eps=eps, dtype=self._wide, steady=True)
         return logits
 
     def _sequence(self, tokens: Tensor, cache: Cache, hidden: Tensor | None, fresh: bool) -> Tensor:
@@ -198,13 +207,15 @@ class Mamba2:
     def _step(self, layer: LayerWeights, residual: Tensor, conv: Tensor, state: Tensor) -> None:
         """A layer for one token of each row: its result is added to residual[b width]."""
         c = self.config
-        z, xBC, dt = self._split(projection.project(residual, layer.in_proj, layer.in_bias, norm=layer.norm, eps=c.eps))
+        z, xBC, dt = self._split(
+            projection.project(residual, layer.in_proj, layer.in_bias, norm=layer.norm, eps=c.eps, steady=True)
+        )
         x, B, C = self._vectors(causal_conv.step(conv, xBC, layer.conv, layer.conv_bias, activation="silu"))
         y = mamba2.step(state, x, dt, layer.A, B, C, **self._gated(layer, z)).flatten(1)
         norm = layer.gated_norm
         if norm is not None and (c.norm_before_gate or c.norm_groups > 1):
             y, norm = norms.rms_norm(y, norm, **self._gated_norm(z)), None
-        projection.project(y, layer.out_proj, layer.out_bias, norm=norm, eps=c.eps, onto=residual)
+        projection.project(y, layer.out_proj, layer.out_bias, norm=norm, eps=c.eps, onto=residual, steady=True)
 
     def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
         """z, the channels of the convolution, and dt, as views."""

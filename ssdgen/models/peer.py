@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ssdgen.compat.transformers import FUNCTIONS
 from ssdgen.models.config import Config
+
+
+@contextmanager
+def plain(module: ModuleType) -> Iterator[None]:
+    """Within it the mixers of a module of transformers compute in plain torch: where mamba_ssm or causal_conv1d is installed,
+    they call those, whose kernels take no CPU tensors."""
+    before = {name: getattr(module, name) for name in FUNCTIONS}
+    vars(module).update({name: inspect.unwrap(function) for name, function in before.items()})
+    try:
+        yield
+    finally:
+        vars(module).update(before)
 
 
 class Transformers:
@@ -21,6 +38,7 @@ class Transformers:
         kernels = [name for name in ("mamba_ssm", "causal_conv1d") if importlib.util.find_spec(name)]
         self.how = f"with {' and '.join(kernels)}" if kernels and device != "cpu" else "in plain torch"
         self._device = device
+        self._modeling = importlib.import_module("transformers.models.mamba2.modeling_mamba2")
         with torch.device(device):
             model = module.Mamba2ForCausalLM(
                 module.Mamba2Config(
@@ -37,7 +55,8 @@ class Transformers:
         """Seconds for the logits behind tokens[1 t]; steps go on from there."""
         self._wait()
         begun = time.perf_counter()
-        self._cache = self._model(tokens, use_cache=True, logits_to_keep=1).cache_params
+        with self._functions():
+            self._cache = self._model(tokens, use_cache=True, logits_to_keep=1).cache_params
         self._wait()
         return time.perf_counter() - begun
 
@@ -47,10 +66,14 @@ class Transformers:
         token = torch.zeros((1, 1), dtype=torch.int64, device=self._device)
         self._wait()
         begun = time.perf_counter()
-        for _ in range(count):
-            token = self._model(token, cache_params=self._cache, use_cache=True).logits.argmax(-1)
-            token.tolist()
+        with self._functions():
+            for _ in range(count):
+                token = self._model(token, cache_params=self._cache, use_cache=True).logits.argmax(-1)
+                token.tolist()
         return (time.perf_counter() - begun) / count
+
+    def _functions(self) -> AbstractContextManager[None]:
+        return plain(self._modeling) if self._device == "cpu" else nullcontext()
 
     def _wait(self) -> None:
         if self._device != "cpu":

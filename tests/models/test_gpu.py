@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import gc
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from ssdgen.compat.transformers import restore, use_kernels
+from ssdgen.generated import norms, projection
 from ssdgen.models.config import SIZES, Config
 from ssdgen.models.loop import Decoder
 from ssdgen.models.mamba2 import Mamba2
+from ssdgen.models.peer import plain
 from ssdgen.models.sampling import Sampling
-from ssdgen.run.checks import relative_error
-from tests.models.folders import random_weights
+from ssdgen.run.checks import BOUNDS, relative_error
+from tests.models.folders import random_weights, write_folder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -129,6 +133,47 @@ def test_a_published_size_gives_finite_logits() -> None:
     assert model.step(torch.tensor([5], device="cuda"), cache).isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("k", "o"), [(768, 3352), (1536, 768), (2560, 10576), (5120, 2560), (2560, 50288), (100, 77), (20480, 3)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_norm_product_and_addition(k: int, o: int, dtype: torch.dtype) -> None:
+    """At the sizes of the smallest and largest published model, and some that nothing divides; the truth in float64."""
+    x, weight, norm = (torch.randn(s, device="cuda") for s in ((1, k), (o, k), (k,)))
+    weight, norm, onto = (weight * k**-0.5).to(dtype), norm.to(dtype), torch.randn(1, o, device="cuda")
+    u = x.double() / (x.double().square().mean() + 1e-5).sqrt() * norm.double()
+    want = u @ weight.double().T
+    bound = BOUNDS["bf16" if dtype == torch.bfloat16 else "f32"]
+    assert relative_error(projection.project(x, weight, norm=norm), want) <= bound
+    want = want + onto.double()
+    assert relative_error(projection.project(x, weight, norm=norm, onto=onto), want) <= bound
+
+
+@pytest.mark.parametrize(("rows", "d", "groups"), [(4096, 2560, 1), (1, 768, 1), (300, 5120, 8), (7, 100, 2)])
+def test_norms(rows: int, d: int, groups: int) -> None:
+    """The residual in float32 with a bf16 result added, and a gate that is a slice of wider rows."""
+    x, add = torch.randn(rows, d, device="cuda"), torch.randn(rows, d, device="cuda").bfloat16()
+    weight, gate = (
+        torch.randn(d, device="cuda").bfloat16(),
+        torch.randn(rows, 3 * d, device="cuda").bfloat16()[:, d : 2 * d],
+    )
+    sums = x + add.float()
+    parts = sums.double().view(rows, groups, -1)
+    want = (parts / (parts.square().mean(-1, keepdim=True) + 1e-5).sqrt()).view(rows, d) * weight.double()
+    want = want * torch.nn.functional.silu(gate.double())
+    y = norms.rms_norm(x, weight, groups=groups, add=add, gate=gate)
+    assert torch.equal(x, sums)
+    assert relative_error(y, want) <= BOUNDS["bf16"]
+
+
+def test_a_checkpoint_on_the_gpu(tmp_path: Path) -> None:
+    weights = random_weights(MEDIUM, dtype=torch.bfloat16)
+    model = Mamba2.load(write_folder(tmp_path / "model", MEDIUM, "transformers", weights), "cuda", torch.bfloat16)
+    tokens = torch.randint(0, MEDIUM.vocab, (1, 9))
+    want = Mamba2(MEDIUM, weights, torch.float64).logits(tokens)
+    assert relative_error(model.logits(tokens.cuda()).cpu(), want) <= BOUND[torch.bfloat16]
+
+
 def test_a_model_of_transformers_on_our_kernels() -> None:
     """In bf16 on the GPU, prefill and steps, against its own torch path in float32 on the CPU."""
     module = pytest.importorskip("transformers.models.mamba2")
@@ -144,7 +189,8 @@ def test_a_model_of_transformers_on_our_kernels() -> None:
     model = module.Mamba2ForCausalLM(config).eval()
     tokens = torch.randint(0, 300, (2, 70))
     with torch.no_grad():
-        want = model(tokens).logits
+        with plain(importlib.import_module("transformers.models.mamba2.modeling_mamba2")):
+            want = model(tokens).logits
         model = model.to("cuda", torch.bfloat16)
         assert use_kernels(model) == ("Mamba2Mixer",)
         try:

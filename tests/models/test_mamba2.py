@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from ssdgen.diagnostics import UserError
 from ssdgen.generated import _runtime
 from ssdgen.models.config import Config
 from ssdgen.models.loop import Decoder
 from ssdgen.models.mamba2 import Mamba2
+from ssdgen.models.peer import plain
 from ssdgen.run.checks import BOUNDS, relative_error
 from ssdgen.run.emulate import emulation, launch
 from tests.models.folders import SMALL, random_weights, write_folder
@@ -38,6 +40,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "biases": {"use_bias": True, "use_conv_bias": False, "conv_kernel": 3, "n_groups": 4},
     "narrow residual": {"residual_in_fp32": False, "state_size": 40, "chunk_size": 32},
 }
+
+
+@pytest.fixture(autouse=True)
+def _plain() -> Iterator[None]:
+    """transformers on CPU tensors, also where kernels of others are installed."""
+    modeling = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
+    with plain(modeling):
+        yield
 
 
 def theirs(tmp_path: Path, change: Mapping[str, Any]) -> Any:
@@ -186,6 +196,17 @@ def test_a_state_spaces_folder_gives_the_same_model(tmp_path: Path) -> None:
     model = Mamba2.load(write_folder(tmp_path / "model", config, "state-spaces", weights, "bin"))
     tokens = torch.randint(0, config.vocab, (1, 12))
     assert torch.equal(model.logits(tokens), Mamba2(config, weights).logits(tokens))
+
+
+def test_too_little_memory_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(tmp_path / "model", SMALL, "transformers", random_weights(SMALL))
+
+    def full(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("ssdgen.models.mamba2._placed", full)
+    with pytest.raises(UserError, match=r"its weights take 0\.0 GiB, which cpu has not free"):
+        Mamba2.load(folder)
 
 
 def test_random_weights_give_finite_logits() -> None:

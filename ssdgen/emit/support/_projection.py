@@ -82,9 +82,13 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 
 def launch(
-    x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None, eps: float, onto: bool, y: Tensor
+    x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None, eps: float, onto: bool, steady: bool, y: Tensor
 ) -> None:
-    """Launch `multiply_row` on checked tensors that fit; y[1 o] is written, or with `onto` added to."""
+    """Launch `multiply_row` on checked tensors that fit; y[1 o] is written, or with `onto` added to.
+
+    It reads `weight` and `norm` before it waits for the kernel before, so it may only begin early if that one, or what still
+    runs beside it, does not write them.
+    """
     length = weight.shape[1]
     step = _step(length)
     rows = _rows(weight, _cut.multiprocessors(x))
@@ -97,7 +101,7 @@ def launch(
             x, _rt.given(norm, weight[0]), weight, _rt.given(bias, weight[0]), y, float(eps),
             _rt.ceil_div(length, step), step, rows, norm is not None, bias is not None, onto,
         ),
-        early=True,
+        early=steady,
     )  # fmt: skip
 
 
