@@ -134,7 +134,7 @@ def _call(task: Task, setup: Setup, inputs: Inputs) -> Bounded:
 
 
 def _gradient_call(module: Any, task: Task, setup: Setup, inputs: Inputs) -> Bounded:
-    """The gradients of a call, from random ones that arrive at its outputs."""
+    """The gradients of a call by its inputs, from random ones that arrive at its outputs."""
     gradients, layer = gradients_of(module), module.LAYER
     config = replace(gradients.CONFIGS[DTYPES[setup.case.dtype]], **dict(task.fields))
     tensors = [inputs.tensors.get(i.name) for i in layer.inputs]
@@ -143,15 +143,14 @@ def _gradient_call(module: Any, task: Task, setup: Setup, inputs: Inputs) -> Bou
     arriving = [torch.randn(y.shape, generator=generator, device=y.device).to(y.dtype) for y in outputs]
     none = [None] * len(layer.states)
     given = (tensors, default_scalars(module), none, None, arriving, none, config)
-    present = [x is not None for x in tensors] + [True] * len(none)
-    sums = [layer.time not in i.axes for i in layer.inputs] + [False] * len(none)
+    present = [x is not None for x in tensors]
+    sums = [layer.time not in i.axes for i, here in zip(layer.inputs, present, strict=True) if here]
     bound = _bound(setup, config)
-    bounds = [bound * (CANCELS if summed else 1) for summed, here in zip(sums, present, strict=True) if here]
 
     def call() -> tuple[torch.Tensor, ...]:
-        return tuple(x for x, here in zip(gradients.GRADIENTS(*given), present, strict=True) if here)
+        return tuple(x for x, here in zip(gradients.GRADIENTS(*given), present, strict=False) if here)
 
-    return call, bounds
+    return call, [bound * (CANCELS if summed else 1) for summed in sums]
 
 
 def _bound(setup: Setup, config: Any) -> float:

@@ -63,7 +63,7 @@ def test_a_candidate_is_held_to_the_defaults_gradients(space: GradientSpace) -> 
         for chunk in (64, 128):
             call, bounds = _call(Task(file, (("chunk", chunk),)), Setup(layer, case, file, gradients=True), inputs)
             found.append(call())
-    places = [i.name for i in module.LAYER.inputs if i.name != "z"] + ["S0"]
+    places = [i.name for i in module.LAYER.inputs if i.name != "z"]
     assert len(found[0]) == len(bounds) == len(places)
     sums = {name for name, bound in zip(places, bounds, strict=True) if bound == pytest.approx(2e-3 * CANCELS)}
     assert sums == {"A", "D", "dt_bias"}
