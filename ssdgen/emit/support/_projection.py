@@ -21,8 +21,8 @@ ROW_BYTES = 40960
 """Of a row, at most, and of the matrix in a block of which a multiprocessor is to hold RESIDENT."""
 
 RESIDENT = 4
-"""Blocks: what the compiler chooses by itself is fewer, and took 17.7 us instead of 15.1 for 10,576 rows of 2,560 on an H200. Of
-larger blocks it holds as many as there is room for."""
+"""Blocks: by itself the compiler chooses fewer, which took 17.7 us instead of 15.1 for 10,576 rows of 2,560 on an H200, though
+each thread spills 16 bytes for it. Of larger blocks a multiprocessor holds as many as there is room for."""
 
 MOST_ROWS = 8
 """Of the matrix in a block."""
