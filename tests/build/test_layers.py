@@ -38,8 +38,8 @@ def requests() -> Iterator[CompileRequest]:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_hardly_anything_spills(arch: str) -> None:
-    """A block of the products holds its part of the matrix in registers; one that spilled it would write what it read. What does
-    not fit beside four blocks, 16 to 24 bytes, was faster with that."""
+    """A block of the products holds its part of the matrix in registers; one that spilled it would write what it read. What
+    does not fit beside four blocks, 16 to 24 bytes, was faster with that."""
     for result in build([replace(r, arch=arch) for r in requests()]).results:
         assert isinstance(result, CompiledKernel), str(result)
         assert result.resources.spilled_bytes <= (24 if result.request.kernel == "multiply_row" else 0), str(
