@@ -125,6 +125,20 @@ def test_gradients_equal_those_of_the_other_portable_form(name: str, dtype: Any)
     assert max(errors.values()) < GRADIENTS[dtype], errors
 
 
+def test_the_gradient_where_nothing_decays_is_whole() -> None:
+    """A decay of exactly 1 is where its clamp begins; below 2^-128, where it ends, there is none."""
+    s = subject("simple_gla")
+    inputs = draw(s.layer, case_of(s, 12))
+    inputs.tensors["g"][:, ::3], inputs.tensors["g"][:, 10] = 0, -1000
+    leaves = {k: v.double().requires_grad_() for k, v in inputs.tensors.items()}
+    outputs, _ = reference(s.layer, leaves, {}, inputs.states)
+    outputs["y"].sum().backward()
+    got = jax.jit(jax.grad(lambda g: s.module.forward(**{**arrays(inputs.keywords()), "g": g}, chunk=4)[0].sum()))
+    gradient = tensor(got(array(inputs.tensors["g"])))
+    assert relative_error(gradient, leaves["g"].grad) < 1e-4
+    assert not gradient[:, 10].any()
+
+
 GRADIENTS = {"f32": 1e-5, "bf16": 2e-2}
 """In bf16 a gradient is rounded once, and those of decays are small differences of sums of rounded products."""
 

@@ -231,6 +231,20 @@ def shifted(x: Array, at: int) -> Array:
     return jnp.concatenate((first, lax.slice_in_dim(x, 0, max(0, length - 1), axis=at)), at)
 
 
+def minimum(a: Array | float, b: Array | float) -> Array:
+    """The smaller of two values; where an array equals a number, the gradient is the array's, not half of it."""
+    if isinstance(a, int | float):
+        a, b = b, a
+    return jnp.where(a > b, b, a) if isinstance(b, int | float) else jnp.minimum(a, b)
+
+
+def maximum(a: Array | float, b: Array | float) -> Array:
+    """The larger of two values; where an array equals a number, the gradient is the array's, not half of it."""
+    if isinstance(a, int | float):
+        a, b = b, a
+    return jnp.where(a < b, b, a) if isinstance(b, int | float) else jnp.maximum(a, b)
+
+
 def summed(x: Array, at: int) -> Array:
     """The sums of `x` through each place of dimension `at`: as many masked sums at once, which is one kernel for XLA, where a
     cumulative sum is a chain of small ones."""
