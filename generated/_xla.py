@@ -231,12 +231,38 @@ def shifted(x: Array, at: int) -> Array:
     return jnp.concatenate((first, lax.slice_in_dim(x, 0, max(0, length - 1), axis=at)), at)
 
 
+def minimum(a: Array | float, b: Array | float) -> Array:
+    """The smaller of two values; where an array equals a number, the gradient is the array's, not half of it."""
+    if isinstance(a, int | float):
+        a, b = b, a
+    return jnp.where(a > b, b, a) if isinstance(b, int | float) else jnp.minimum(a, b)
+
+
+def maximum(a: Array | float, b: Array | float) -> Array:
+    """The larger of two values; where an array equals a number, the gradient is the array's, not half of it."""
+    if isinstance(a, int | float):
+        a, b = b, a
+    return jnp.where(a < b, b, a) if isinstance(b, int | float) else jnp.maximum(a, b)
+
+
 def summed(x: Array, at: int) -> Array:
     """The sums of `x` through each place of dimension `at`: as many masked sums at once, which is one kernel for XLA, where a
     cumulative sum is a chain of small ones."""
     place = jnp.arange(x.shape[at])
     through = (place[None, :] <= place[:, None]).reshape(*(1,) * at, len(place), len(place), *(1,) * (x.ndim - at - 1))
     return jnp.sum(jnp.where(through, jnp.expand_dims(x, at), 0.0), at + 1)
+
+
+def einsum(subscripts: str, left: Array, right: Array, precision: Any, dtype: Any) -> Array:
+    """The einsum of two arrays, made with its axes as a product of matrices has them, those of both, of `left`, of `right`,
+    and then transposed: the last axis of `right` stays one piece of memory. Left to itself, jax.numpy chooses another order."""
+    operands, wanted = subscripts.split("->")
+    first, second = operands.split(",")
+    both, own = [a for a in first if a in second], [a for a in first + second if not (a in first and a in second)]
+    order = "".join(a for a in both + own if a in wanted)
+    product = jnp.einsum(f"{operands}->{order}", left, right, precision=precision, preferred_element_type=dtype)
+    found: Array = jnp.transpose(product, [order.index(a) for a in wanted])
+    return found
 
 
 Product = Callable[[str, Array, Array], Array]
@@ -250,9 +276,7 @@ def products(leader: Any, dtype: Any, precision: Any) -> tuple[Product, Any]:
     operand, how = (BF16, lax.Precision.DEFAULT) if narrow else (dtype, precision)
 
     def product(subscripts: str, left: Array, right: Array) -> Array:
-        operands = (left.astype(operand), right.astype(operand))
-        found: Array = jnp.einsum(subscripts, *operands, precision=how, preferred_element_type=dtype)
-        return found
+        return einsum(subscripts, left.astype(operand), right.astype(operand), how, dtype)
 
     return product, how
 
@@ -346,6 +370,5 @@ def entries(log2: Array | float, gained: Array, state: Array, precision: Any) ->
     letters = "zcabdefghij"[: left.ndim]
     kept = "".join(c for i, c in enumerate(letters) if i not in single)
     product = f"{kept},c{letters[2:]}->z{letters[2:]}"
-    entry = jnp.einsum(product, jnp.squeeze(left, single), gained, precision=precision)
-    entry = entry + jnp.exp2(before) * state
+    entry = einsum(product, jnp.squeeze(left, single), gained, precision, gained.dtype) + jnp.exp2(before) * state
     return entry, jnp.exp2(ends[-1]) * entry[-1] + gained[-1]

@@ -119,7 +119,7 @@ def forward(
     product, precision = _rt.products(call.inputs["x"], dtype, precision)
     # mamba3.ssd:18  step = softplus(dt + dt_bias)
     step = jax.nn.softplus(dt + dt_bias[None, :, :, None])  # [B, G, H, L]
-    decay_log2 = jnp.minimum(jnp.maximum(A * step * LOG2E, -128.0), 0.0)  # [B, G, H, L]
+    decay_log2 = _rt.minimum(_rt.maximum(A * step * LOG2E, -128.0), 0.0)  # [B, G, H, L]
     # mamba3.ssd:20  late = sigmoid(trap)
     late = jax.nn.sigmoid(trap)  # [B, G, H, L]
     # mamba3.ssd:19  keep = exp(A * step)
@@ -135,19 +135,19 @@ def forward(
         decay_sum = _rt.summed(decay_log2_now, 4)  # [C, B, G, H, L]
         decay_end = decay_sum[:, :, :, :, -1]  # [C, B, G, H]
         carry = (  # [C, B, G, H, L]
-            (1.0 - late_now) * step_now * keep_now * jnp.exp2(jnp.minimum(decay_end[:, :, :, :, None] - decay_sum, 0.0))
+            (1.0 - late_now) * step_now * keep_now * jnp.exp2(_rt.minimum(decay_end[:, :, :, :, None] - decay_sum, 0.0))
         )
         S_gained = product(  # [C, B, G, H, P, N]
             "cbghtp,cbgtn->cbghpn", x_before_now * carry[:, :, :, :, :, None], B_before_now
         )
         carry = (  # [C, B, G, H, L]
-            late_now * step_now * jnp.exp2(jnp.minimum(decay_end[:, :, :, :, None] - decay_sum, 0.0))
+            late_now * step_now * jnp.exp2(_rt.minimum(decay_end[:, :, :, :, None] - decay_sum, 0.0))
         )
         S_gained_2 = product("cbghtp,cbgtn->cbghpn", x_now * carry[:, :, :, :, :, None], B_now)  # [C, B, G, H, P, N]
         S_entry, S = _rt.entries(decay_end[:, :, :, :, None, None], S_gained + S_gained_2, S, precision)
         causal_before = token[:, None] > token[None, :]  # [L, L]
         decay_left = jnp.exp2(  # [C, B, G, H, L, L]
-            jnp.minimum(
+            _rt.minimum(
                 jnp.where(
                     causal_before[None, None, None, None, :, :],
                     decay_sum[:, :, :, :, :, None] - decay_sum[:, :, :, :, None, :],
@@ -168,7 +168,7 @@ def forward(
             0.0,
         )
         decay_left = jnp.exp2(  # [C, B, G, H, L, L]
-            jnp.minimum(
+            _rt.minimum(
                 jnp.where(
                     causal_before[None, None, None, None, :, :],
                     decay_sum[:, :, :, :, :, None] - decay_sum[:, :, :, :, None, :],

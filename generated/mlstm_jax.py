@@ -100,7 +100,7 @@ def forward(
     N = _rt.initial(LAYER, "N", N0, call)
     size_n = float(size["n"])
     product, precision = _rt.products(call.inputs["v"], dtype, precision)
-    decay_log2 = jnp.minimum(jnp.maximum(jax.nn.log_sigmoid(f) * LOG2E, -128.0), 0.0)  # [B, H, L]
+    decay_log2 = _rt.minimum(_rt.maximum(jax.nn.log_sigmoid(f) * LOG2E, -128.0), 0.0)  # [B, H, L]
     # mlstm.ssd:13  write = sigmoid(i) / sqrt(size(n))
     write = jax.nn.sigmoid(i) / jnp.sqrt(size_n)  # [B, H, L]
 
@@ -111,15 +111,15 @@ def forward(
         token = jnp.arange(decay_log2_now.shape[3], dtype=dtype)
         decay_sum = _rt.summed(decay_log2_now, 3)  # [C, B, H, L]
         decay_end = decay_sum[:, :, :, -1]  # [C, B, H]
-        carry = write_now * jnp.exp2(jnp.minimum(decay_end[:, :, :, None] - decay_sum, 0.0))  # [C, B, H, L]
+        carry = write_now * jnp.exp2(_rt.minimum(decay_end[:, :, :, None] - decay_sum, 0.0))  # [C, B, H, L]
         C_gained = product("cbhtp,cbhtn->cbhpn", v_now * carry[:, :, :, :, None], k_now)  # [C, B, H, P, N]
-        carry = write_now * jnp.exp2(jnp.minimum(decay_end[:, :, :, None] - decay_sum, 0.0))  # [C, B, H, L]
+        carry = write_now * jnp.exp2(_rt.minimum(decay_end[:, :, :, None] - decay_sum, 0.0))  # [C, B, H, L]
         N_gained = product("cbht,cbhtn->cbhn", carry, k_now)  # [C, B, H, N]
         C_entry, C = _rt.entries(decay_end[:, :, :, None, None], C_gained, C, precision)
         N_entry, N = _rt.entries(decay_end[:, :, :, None], N_gained, N, precision)
         causal_before = token[:, None] > token[None, :]  # [L, L]
         decay_left = jnp.exp2(  # [C, B, H, L, L]
-            jnp.minimum(
+            _rt.minimum(
                 jnp.where(
                     causal_before[None, None, None, :, :],
                     decay_sum[:, :, :, :, None] - decay_sum[:, :, :, None, :],
@@ -139,7 +139,7 @@ def forward(
         read_N_carried = product("cbhtn,cbhn->cbht", q_now, N_entry)  # [C, B, H, L]
         read_N = jnp.exp2(decay_sum) * read_N_carried + jnp.sum(score, 4)  # [C, B, H, L]
         # mlstm.ssd:22  y = (C[t] . q) / max(abs(N[t] . q), 1)
-        y_now = read_C / jnp.maximum(jnp.abs(read_N), 1.0)[:, :, :, :, None]  # [C, B, H, L, P]
+        y_now = read_C / _rt.maximum(jnp.abs(read_N), 1.0)[:, :, :, :, None]  # [C, B, H, L, P]
         return ((C, N), (y_now.astype(call.outputs["y"]),))
 
     (y,), (C, N) = _rt.walk(
@@ -178,7 +178,7 @@ def step(
     C = C.astype(dtype)
     N = N.astype(dtype)
     size_n = float(size["n"])
-    decay = jnp.exp2(jnp.minimum(jnp.maximum(jax.nn.log_sigmoid(f) * LOG2E, -128.0), 0.0))  # [B, H]
+    decay = jnp.exp2(_rt.minimum(_rt.maximum(jax.nn.log_sigmoid(f) * LOG2E, -128.0), 0.0))  # [B, H]
     C = decay[:, :, None, None] * C  # [B, H, P, N]
     # mlstm.ssd:13  write = sigmoid(i) / sqrt(size(n))
     write = jax.nn.sigmoid(i) / jnp.sqrt(size_n)  # [B, H]
@@ -188,7 +188,7 @@ def step(
     read_C = jnp.sum(C * q[:, :, None, :], 3)  # [B, H, P]
     read_N = jnp.sum(N * q, 2)  # [B, H]
     # mlstm.ssd:22  y = (C[t] . q) / max(abs(N[t] . q), 1)
-    y_now = read_C / jnp.maximum(jnp.abs(read_N), 1.0)[:, :, None]  # [B, H, P]
+    y_now = read_C / _rt.maximum(jnp.abs(read_N), 1.0)[:, :, None]  # [B, H, P]
     return (y_now.astype(call.outputs["y"]), C.astype(call.states["C"]), N.astype(call.states["N"]))
 
 

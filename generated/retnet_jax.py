@@ -86,7 +86,7 @@ def forward(
     size_n = float(size["n"])
     index_h = jnp.arange(size["h"], dtype=dtype)
     product, precision = _rt.products(call.inputs["v"], dtype, precision)
-    decay_log2 = jnp.minimum(jnp.maximum(jnp.log1p(-jnp.exp2(-5.0 - index_h)) * LOG2E, -128.0), 0.0)  # [H]
+    decay_log2 = _rt.minimum(_rt.maximum(jnp.log1p(-jnp.exp2(-5.0 - index_h)) * LOG2E, -128.0), 0.0)  # [H]
 
     def chunks(states: tuple[Array, ...], now: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Several chunks side by side: from the states before them to those behind, and their outputs."""
@@ -95,12 +95,12 @@ def forward(
         token = jnp.arange(k_now.shape[3], dtype=dtype)
         decay_sum = (token + 1.0)[None, :] * decay_log2[:, None]  # [H, L]
         decay_end = decay_sum[:, -1]  # [H]
-        carry = 1.0 / jnp.sqrt(size_n) * jnp.exp2(jnp.minimum(decay_end[:, None] - decay_sum, 0.0))  # [H, L]
+        carry = 1.0 / jnp.sqrt(size_n) * jnp.exp2(_rt.minimum(decay_end[:, None] - decay_sum, 0.0))  # [H, L]
         S_gained = product("cbhtp,cbhtn->cbhpn", v_now * carry[None, None, :, :, None], k_now)  # [C, B, H, P, N]
         S_entry, S = _rt.entries(decay_end[None, None, :, None, None], S_gained, S, precision)
         causal_before = token[:, None] > token[None, :]  # [L, L]
         decay_left = jnp.exp2(  # [H, L, L]
-            jnp.minimum(jnp.where(causal_before[None, :, :], decay_sum[:, :, None] - decay_sum[:, None, :], 0.0), 0.0)
+            _rt.minimum(jnp.where(causal_before[None, :, :], decay_sum[:, :, None] - decay_sum[:, None, :], 0.0), 0.0)
         )
         score_product = product("cbhtn,cbhsn->cbhts", q_now, k_now)  # [C, B, H, L, L]
         causal = token[:, None] >= token[None, :]  # [L, L]
@@ -150,7 +150,7 @@ def step(
     S = S.astype(dtype)
     size_n = float(size["n"])
     index_h = jnp.arange(size["h"], dtype=dtype)
-    decay = jnp.exp2(jnp.minimum(jnp.maximum(jnp.log1p(-jnp.exp2(-5.0 - index_h)) * LOG2E, -128.0), 0.0))  # [H]
+    decay = jnp.exp2(_rt.minimum(_rt.maximum(jnp.log1p(-jnp.exp2(-5.0 - index_h)) * LOG2E, -128.0), 0.0))  # [H]
     S = decay[None, :, None, None] * S  # [B, H, P, N]
     S = S + (1.0 / jnp.sqrt(size_n) * v)[:, :, :, None] * k[:, :, None, :]  # [B, H, P, N]
     read_S = jnp.sum(S * q[:, :, None, :], 3)  # [B, H, P]

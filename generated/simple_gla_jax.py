@@ -88,7 +88,7 @@ def forward(
     S = _rt.initial(LAYER, "S", S0, call)
     size_n = float(size["n"])
     product, precision = _rt.products(call.inputs["v"], dtype, precision)
-    decay_log2 = jnp.minimum(jnp.maximum(g * LOG2E, -128.0), 0.0)  # [B, H, L]
+    decay_log2 = _rt.minimum(_rt.maximum(g * LOG2E, -128.0), 0.0)  # [B, H, L]
 
     def chunks(states: tuple[Array, ...], now: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Several chunks side by side: from the states before them to those behind, and their outputs."""
@@ -97,12 +97,12 @@ def forward(
         token = jnp.arange(decay_log2_now.shape[3], dtype=dtype)
         decay_sum = _rt.summed(decay_log2_now, 3)  # [C, B, H, L]
         decay_end = decay_sum[:, :, :, -1]  # [C, B, H]
-        carry = jnp.exp2(jnp.minimum(decay_end[:, :, :, None] - decay_sum, 0.0))  # [C, B, H, L]
+        carry = jnp.exp2(_rt.minimum(decay_end[:, :, :, None] - decay_sum, 0.0))  # [C, B, H, L]
         S_gained = product("cbhtp,cbhtn->cbhpn", v_now * carry[:, :, :, :, None], k_now)  # [C, B, H, P, N]
         S_entry, S = _rt.entries(decay_end[:, :, :, None, None], S_gained, S, precision)
         causal_before = token[:, None] > token[None, :]  # [L, L]
         decay_left = jnp.exp2(  # [C, B, H, L, L]
-            jnp.minimum(
+            _rt.minimum(
                 jnp.where(
                     causal_before[None, None, None, :, :],
                     decay_sum[:, :, :, :, None] - decay_sum[:, :, :, None, :],
@@ -155,7 +155,7 @@ def step(
     g = g.astype(dtype)
     S = S.astype(dtype)
     size_n = float(size["n"])
-    decay = jnp.exp2(jnp.minimum(jnp.maximum(g * LOG2E, -128.0), 0.0))  # [B, H]
+    decay = jnp.exp2(_rt.minimum(_rt.maximum(g * LOG2E, -128.0), 0.0))  # [B, H]
     S = decay[:, :, None, None] * S  # [B, H, P, N]
     S = S + v[:, :, :, None] * k[:, :, None, :]  # [B, H, P, N]
     read_S = jnp.sum(S * q[:, :, None, :], 3)  # [B, H, P]

@@ -112,8 +112,8 @@ def forward(
     S = _rt.by_group(_rt.initial(LAYER, "S", S0, call), 1, size["g"])
     product, precision = _rt.products(call.inputs["x"], dtype, precision)
     # state_space_duality.ssd:18  step = clamp(dt + dt_bias, dt_min, dt_max)
-    step = jnp.minimum(jnp.maximum(dt + dt_bias[None, :, :, None], dt_min), dt_max)  # [B, G, H, L]
-    decay_log2 = jnp.minimum(jnp.maximum(A[None, :, :, None] * step * LOG2E, -128.0), 0.0)  # [B, G, H, L]
+    step = _rt.minimum(_rt.maximum(dt + dt_bias[None, :, :, None], dt_min), dt_max)  # [B, G, H, L]
+    decay_log2 = _rt.minimum(_rt.maximum(A[None, :, :, None] * step * LOG2E, -128.0), 0.0)  # [B, G, H, L]
 
     def chunks(states: tuple[Array, ...], now: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Several chunks side by side: from the states before them to those behind, and their outputs."""
@@ -122,12 +122,12 @@ def forward(
         token = jnp.arange(decay_log2_now.shape[4], dtype=dtype)
         decay_sum = _rt.summed(decay_log2_now, 4)  # [C, B, G, H, L]
         decay_end = decay_sum[:, :, :, :, -1]  # [C, B, G, H]
-        carry = step_now * jnp.exp2(jnp.minimum(decay_end[:, :, :, :, None] - decay_sum, 0.0))  # [C, B, G, H, L]
+        carry = step_now * jnp.exp2(_rt.minimum(decay_end[:, :, :, :, None] - decay_sum, 0.0))  # [C, B, G, H, L]
         S_gained = product("cbghtp,cbgtn->cbghpn", x_now * carry[:, :, :, :, :, None], B_now)  # [C, B, G, H, P, N]
         S_entry, S = _rt.entries(decay_end[:, :, :, :, None, None], S_gained, S, precision)
         causal_before = token[:, None] > token[None, :]  # [L, L]
         decay_left = jnp.exp2(  # [C, B, G, H, L, L]
-            jnp.minimum(
+            _rt.minimum(
                 jnp.where(
                     causal_before[None, None, None, None, :, :],
                     decay_sum[:, :, :, :, :, None] - decay_sum[:, :, :, :, None, :],
@@ -203,8 +203,8 @@ def step(
         z = z.astype(dtype)
     S = S.astype(dtype)
     # state_space_duality.ssd:18  step = clamp(dt + dt_bias, dt_min, dt_max)
-    step = jnp.minimum(jnp.maximum(dt + dt_bias[None, :], dt_min), dt_max)  # [B, H]
-    decay = jnp.exp2(jnp.minimum(jnp.maximum(A[None, :] * step * LOG2E, -128.0), 0.0))  # [B, H]
+    step = _rt.minimum(_rt.maximum(dt + dt_bias[None, :], dt_min), dt_max)  # [B, H]
+    decay = jnp.exp2(_rt.minimum(_rt.maximum(A[None, :] * step * LOG2E, -128.0), 0.0))  # [B, H]
     S = decay[:, :, None, None] * S  # [B, H, P, N]
     S = S + (step[:, :, None] * x)[:, :, :, None] * B[:, :, None, :]  # [B, H, P, N]
     read_S = jnp.sum(S * C[:, :, None, :], 3)  # [B, H, P]

@@ -191,9 +191,9 @@ JAX = Dialect(
         "abs": "jnp.abs({0})",
         "tanh": "jnp.tanh({0})",
         "pow": "jnp.power({0}, {1})",
-        "min": "jnp.minimum({0}, {1})",
-        "max": "jnp.maximum({0}, {1})",
-        "clamp": "jnp.minimum(jnp.maximum({0}, {1}), {2})",
+        "min": "_rt.minimum({0}, {1})",
+        "max": "_rt.maximum({0}, {1})",
+        "clamp": "_rt.minimum(_rt.maximum({0}, {1}), {2})",
         "relu": "jax.nn.relu({0})",
         "sigmoid": "jax.nn.sigmoid({0})",
         "logsigmoid": "jax.nn.log_sigmoid({0})",
@@ -204,4 +204,4 @@ JAX = Dialect(
     permute=lambda code, axes, wanted: f"jnp.transpose({code}, ({', '.join(str(axes.index(a)) for a in wanted)}))",
     total=lambda code, at: f"jnp.sum({code}, {at})",
 )
-"""The portable path for XLA: jax.numpy, whose functions of one argument take numbers too."""
+"""The portable path for XLA: jax.numpy, whose functions of one argument take numbers too, and helpers of `_xla.py`."""

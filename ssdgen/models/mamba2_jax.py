@@ -316,16 +316,16 @@ def _norm(x: Array, weight: Array, eps: float, groups: int = 1) -> Array:
     return (parts * scale).reshape(x.shape) * weight.astype(jnp.float32)
 
 
-def _linear(x: Array, weight: Array, bias: Array | None, precision: Any) -> Array:
-    """x[... w] times weight[p w], in float32."""
+def _linear(x: Array, weight: Array, bias: Array | None, precision: Any, dtype: Any = jnp.float32) -> Array:
+    """x[... w] times weight[p w], summed in float32 and then of a dtype."""
     how = None if weight.dtype == jnp.bfloat16 else precision
-    y: Array = jnp.einsum("...w,pw->...p", x, weight, precision=how, preferred_element_type=jnp.float32)
-    return y if bias is None else y + bias.astype(jnp.float32)
+    y: Array = jnp.einsum("...w,pw->...p", x, weight, precision=how, preferred_element_type=dtype)
+    return y if bias is None else (y.astype(jnp.float32) + bias.astype(jnp.float32)).astype(dtype)
 
 
 def _projected(config: Config, layer: Layer, u: Array, precision: Any) -> tuple[Array, ...]:
     """z, the channels of the convolution, and dt."""
-    into = _linear(u, layer["in_proj"], layer.get("in_bias"), precision).astype(u.dtype)
+    into = _linear(u, layer["in_proj"], layer.get("in_bias"), precision, u.dtype)
     return tuple(jnp.split(into, [config.inner, config.inner + config.convolved], -1))
 
 

@@ -83,6 +83,33 @@ def test_a_spec_without_kernels_is_refused_with_the_reason(ssdgen: Command, name
     assert not Path("out").exists()
 
 
+def test_a_module_for_xla_stands_alone(ssdgen: Command) -> None:
+    """`--target jax` needs no kernels, and its folder none of the files beside them."""
+    result = ssdgen("generate", "gla", "--target", "jax", "-o", "out")
+    assert result.code == 0
+    assert sorted(os.listdir("out")) == ["__init__.py", "_xla.py", "gla_jax.py", "py.typed"]
+    assert ssdgen("generate", "gla", "--target", "jax", "-o", "out", "--check").code == 0
+    Path("out/gla_jax.py").write_text("# edited\n")
+    result = ssdgen("generate", "gla", "--target", "jax", "-o", "out", "--check")
+    assert (result.code, result.err.splitlines()[-1]) == (1, "  hint: ssdgen generate gla --target jax -o out")
+
+
+def test_of_two_targets_the_one_that_can_be_is_written(ssdgen: Command) -> None:
+    """What has no kernels is said, with the reason, and does not keep the other target from its module."""
+    result = ssdgen("generate", "gla", "retnet", "--target", "cutile,jax", "-o", "out")
+    assert result.code == 1
+    assert result.err == (
+        "ssdgen: gla has no kernels yet: a decay over key channels\n  hint: ssdgen verify gla checks its portable form\n"
+    )
+    modules = {"gla_jax.py", "retnet_jax.py", "_xla.py", *RETNET}
+    assert set(os.listdir("out")) == {*SHARED, "py.typed", *modules}
+    result = ssdgen("generate", "retnet", "--target", "tpu", "-o", "out")
+    assert (result.code, result.err) == (
+        1,
+        "ssdgen: --target knows no `tpu`\n  hint: some of cutile, jax, separated by commas\n",
+    )
+
+
 def test_two_specs_of_one_name_are_refused(ssdgen: Command) -> None:
     """Their modules would overwrite each other."""
     ssdgen("new", "retnet")
