@@ -8,15 +8,15 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _cut, _packed
+from . import _cut, _packed, _replay
 from . import _runtime as _rt
 
 CHUNK = 64
@@ -34,14 +34,21 @@ WIDEST = 256
 """The longest axis of a state that a tile holds."""
 
 
-@dataclass(frozen=True)
 class Gradients:
-    """The gradients of a layer by kernels: `launch` of an emitted module, its Configs by the dtype of the input `leader`."""
+    """The gradients of a layer by kernels: `launch` of an emitted module, its Configs by the dtype of the input `leader`, and
+    the dimensions to sum over of what it leaves in parts, by input."""
 
-    layer: _rt.Layer
-    launch: Callable[..., tuple[Tensor | None, ...]]
-    configs: Mapping[torch.dtype, Any]
-    leader: str
+    def __init__(
+        self,
+        layer: _rt.Layer,
+        launch: Callable[..., tuple[Tensor | None, ...]],
+        configs: Mapping[torch.dtype, Any],
+        leader: str,
+        parts: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        self.layer, self.configs, self.leader = layer, configs, leader
+        self._launch, self._parts = launch, parts
+        self._calls = _replay.Calls(self._launched, configs, len(layer.inputs), len(layer.scalars), absent=1)
 
     def __call__(
         self,
@@ -52,38 +59,71 @@ class Gradients:
         outputs: Sequence[Tensor | None],
         finals: Sequence[Tensor | None],
         config: Any = None,
-    ) -> tuple[Tensor | None, ...]:
+        wanted: Sequence[bool] | None = None,
+    ) -> tuple[Tensor | None, ...] | None:
         """The gradients of inputs, then of initial states, from those that arrive at outputs and final states, as they were
-        passed to a call of `forward` that was right, and that int32 reaches.
+        passed to a call of `forward` that was right; None if int32 does not reach its arrays, or no tile holds its states.
 
-        They have the dtypes and shapes of what they are of; None for an absent optional input, and for the default of an
-        absent one its own gradient, which nobody wants.
+        They have the dtypes and shapes of what they are of; None for an absent input, and for one that is not `wanted`.
         """
+        found = self._calls(*inputs, *scalars, *states, *outputs, *finals, cu_seqlens, config)
+        if found is None:
+            return None
+        own = zip(self.layer.inputs, found, inputs, wanted or [True] * len(inputs), strict=False)
+        return (*(self._whole(i, g, x) if w else None for i, g, x, w in own), *found[len(inputs) :])
+
+    def _whole(self, spec: _rt.Input, gradient: Tensor | None, x: Tensor | None) -> Tensor | None:
+        """The gradient of an input, from what the kernels leave of it."""
+        if x is None:
+            return None
+        if gradient is None:
+            return torch.zeros_like(x)
+        over = self._parts.get(spec.name)
+        if over is None:
+            if gradient.dim() > len(spec.axes):
+                gradient = gradient[0] if gradient.shape[0] == 1 else gradient.sum(0)
+            gradient = narrowed(spec, gradient, x)
+        else:
+            if x.dim() < len(spec.axes):
+                kept = [d for d in range(gradient.dim()) if d not in over]
+                over = (*over, *(kept[at] for at in repeated(spec, x)))
+            gradient = gradient.sum(over)
+        return gradient if gradient.dtype is x.dtype else gradient.to(x.dtype)
+
+    def _launched(self, *arguments: Any) -> tuple[Tensor | None, ...] | None:
+        """What the kernels leave of each gradient of an input, then the gradients of initial states; None as for a call."""
         layer = self.layer
+        *values, cu_seqlens, config = arguments
+        ends = itertools.accumulate(map(len, (layer.inputs, layer.scalars, layer.states, layer.outputs, layer.states)))
+        inputs, scalars, states, outputs, finals = (values[a:b] for a, b in itertools.pairwise((0, *ends)))
         by_name = dict(zip((i.name for i in layer.inputs), inputs, strict=True))
         initial = dict(zip(layer.states, states, strict=True))
         numbers = dict(zip((s.name for s in layer.scalars), scalars, strict=True))
         size, sequences = _packed.check(layer, by_name, initial, numbers, (cu_seqlens, None, None))
+        if not reached(layer, size, inputs):
+            return None
         leader = by_name[self.leader]
-        assert leader is not None
         full = [
             x if i.default is None else _rt.expand(i, x, size, leader)
             for i, x in zip(layer.inputs, inputs, strict=True)
         ]
-        config = config or self.configs[leader.dtype]
-        memory = _cut.output_memory(layer, full, size, None)
-        arriving = [torch.zeros_like(y) if d is None else d.to(y.dtype) for d, y in zip(outputs, memory, strict=True)]
-        first = [torch.empty_like(x) for x in _cut.final_memory(layer, full, [None] * len(states), size, sequences)]
-        ends = [d if d is None else d.to(_rt.F32) for d in finals]
+        dtypes = _cut.output_dtypes(layer, full)
+        arriving = [
+            torch.zeros([size[a] for a in axes], dtype=dtype, device=leader.device) if d is None else d.to(dtype)
+            for axes, dtype, d in zip(layer.outputs.values(), dtypes, outputs, strict=True)
+        ]
+        first = _cut.final_memory(layer, full, [None] * len(states), size, sequences)
+        passed = [d if d is None else d.to(_rt.F32) for d in finals]
         if not size[layer.batch] or not size[layer.time]:
-            found = tuple(None if x is None else torch.zeros_like(x) for x in full)
-            for x, d in zip(first, ends, strict=True):
+            for x, d in zip(first, passed, strict=True):
                 x.zero_() if d is None else x.copy_(d)
-        else:
-            with torch.no_grad():
-                found = self.launch(*full, *scalars, *states, *arriving, *ends, *first, sequences, config)
-        narrow = (narrowed(i, g, x) for i, g, x in zip(layer.inputs, found, inputs, strict=True))
-        return (*narrow, *first)
+            return (*(None for _ in full), *first)
+        numbered = [float(s) for s in scalars]
+        with torch.no_grad():
+            found = self._launch(
+                *full, *numbered, *states, *arriving, *passed, *first, sequences, config or self.configs[leader.dtype]
+            )
+        return (*found, *first)
 
 
 def reached(layer: _rt.Layer, size: Mapping[str, int], inputs: Sequence[Tensor | None]) -> bool:
@@ -97,29 +137,30 @@ def reached(layer: _rt.Layer, size: Mapping[str, int], inputs: Sequence[Tensor |
     return max(tokens, chunks * states) <= _rt.LIMIT
 
 
-def narrowed(spec: _rt.Input, gradient: Tensor | None, x: Tensor | None) -> Tensor | None:
+def narrowed(spec: _rt.Input, gradient: Tensor, x: Tensor) -> Tensor:
     """The gradient of an input in its widest form as that of the form it was passed in."""
-    if gradient is None or x is None or x.dim() == len(spec.axes):
-        return gradient
+    over = repeated(spec, x)
+    return gradient.sum(over) if over else gradient
+
+
+def repeated(spec: _rt.Input, x: Tensor) -> list[int]:
+    """The dimensions of an input's widest form that the form it was passed in lacks."""
+    if x.dim() == len(spec.axes):
+        return []
     axes = next(a for a in spec.narrower if len(a) == x.dim())
-    return gradient.sum([at for at, axis in enumerate(spec.axes) if axis not in axes])
+    return [at for at, axis in enumerate(spec.axes) if axis not in axes]
 
 
 def memory(x: Tensor, sequences: _packed.Sequences | None, shares: int = 0) -> Tensor:
     """Memory for the gradient of `x`, or for as many parts of it as there are `shares`, in float32 if those are several."""
-    make = torch.zeros if sequences is not None and sequences.gaps else torch.empty
+    make = torch.zeros if sequences is not None and sequences.gaps else _rt.empty
     shape = (shares, *x.shape) if shares else x.shape
     return make(shape, dtype=_rt.F32 if shares > 1 else x.dtype, device=x.device)
 
 
 def parts(shape: tuple[int, ...], sequences: _packed.Sequences | None, like: Tensor) -> Tensor:
     """Memory for what each chunk adds to a sum, zero where there may be no chunk."""
-    return (torch.empty if sequences is None else torch.zeros)(shape, dtype=_rt.F32, device=like.device)
-
-
-def summed(shared: Tensor, like: Tensor) -> Tensor:
-    """The sum of the parts of a gradient that blocks left."""
-    return shared[0] if len(shared) == 1 else shared.sum(0).to(like.dtype)
+    return (_rt.empty if sequences is None else torch.zeros)(shape, dtype=_rt.F32, device=like.device)
 
 
 def segments(wanted: int, chunks: int, blocks: int, like: Tensor) -> int:

@@ -218,13 +218,16 @@ def test_what_int32_does_not_reach_is_left_to_the_portable_form() -> None:
 @pytest.mark.parametrize("name", ["states_every", "seq_idx", "mask"])
 def test_what_the_kernels_lack(name: str) -> None:
     """Calls that the portable form differentiates."""
-    named = {"states_every": None, "seq_idx": None, "mask": None, "x": torch.zeros(1)}
     with _runtime.launcher(launch):
         operator = mamba2.OPERATOR
-        arguments = [torch.zeros([1] * len(i.axes)) for i in operator._specs] + [None] * 12
-        assert operator._have_kernels(named, arguments)
-        assert not operator._have_kernels({**named, name: 1}, arguments)
-    assert not operator._have_kernels(named, arguments)
+        arguments = [torch.zeros([1] * len(i.axes)) for i in operator._specs] + [None] * 8
+        lacking = list(arguments)
+        lacking[operator._names.index(name)] = 1
+        assert operator._have_kernels(arguments)
+        assert not operator._have_kernels(lacking)
+        assert operator._by_kernels(lacking, [], []) is None
+    assert not operator._have_kernels(arguments)
+    assert operator._by_kernels(arguments, [], []) is None
 
 
 def test_a_module_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
