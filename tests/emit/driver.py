@@ -12,9 +12,6 @@ import torch
 from generated._driver import LaunchConfig
 from ssdgen.run.emulate import launch
 
-STREAM = 7
-
-
 @dataclass(frozen=True)
 class Function:
     """A kernel with the constants it was compiled for, and of each other argument its dtype and rank, or its type."""
@@ -25,18 +22,20 @@ class Function:
 
 
 class EmulatedDriver:
-    """As `generated._driver.Cuda`, for CPU tensors; `launched` are the names of kernels, `refuse` those that fail."""
+    """As `generated._driver.Cuda`, for CPU tensors; `launched` are the names of kernels, `refuse` those that fail, and
+    `current` is the stream that they must come on."""
 
     def __init__(self) -> None:
         self.functions: list[Function] = []
         self.launched: list[str] = []
         self.refuse: set[str] = set()
+        self.current = 7
 
     def device(self, x: torch.Tensor) -> int | None:
         return -1 if x.device.type == "cpu" else None
 
     def stream(self, device: int) -> int:
-        return STREAM
+        return self.current
 
     def capturing(self) -> bool:
         return False
@@ -58,7 +57,7 @@ class EmulatedDriver:
 
     def launch(self, config: int, function: int, parameters: int, extra: None) -> int:
         it, how = self.functions[function - 1], LaunchConfig.from_address(config)
-        assert (list(how.block), how.shared_bytes, how.stream, how.count) == ([1, 1, 1], 0, STREAM, 1)
+        assert (list(how.block), how.shared_bytes, how.stream, how.count) == ([1, 1, 1], 0, self.current, 1)
         words = (ctypes.c_void_p * 1000).from_address(parameters)
         constants, at, arguments = iter(it.constants), iter(words), []
         for kind in it.kinds:

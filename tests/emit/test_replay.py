@@ -214,6 +214,14 @@ def test_a_launch_that_is_refused(driver: EmulatedDriver) -> None:
     assert driver.launched[-1] == "walk_out"
 
 
+def test_another_stream(driver: EmulatedDriver) -> None:
+    """Launches go to the stream that is current, whichever was when they were written down."""
+    inputs = inputs_of()
+    for driver.current in (7, 7, 7, 8, 9, 7):
+        mamba2.forward(**inputs)
+    assert driver.launched.count("walk_out") == 4
+
+
 def test_calls_inside_of_calls_share_no_words(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """As two threads would make them: a second call between the launches of a first one."""
     first, second = inputs_of(seed=1), inputs_of(seed=2)
