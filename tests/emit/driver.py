@@ -12,6 +12,7 @@ import torch
 from generated._driver import LaunchConfig
 from ssdgen.run.emulate import launch
 
+
 @dataclass(frozen=True)
 class Function:
     """A kernel with the constants it was compiled for, and of each other argument its dtype and rank, or its type."""
