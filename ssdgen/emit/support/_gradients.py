@@ -64,18 +64,19 @@ class Gradients:
         """The gradients of inputs, then of initial states, from those that arrive at outputs and final states, as they were
         passed to a call of `forward` that was right; None if int32 does not reach its arrays, or no tile holds its states.
 
-        They have the dtypes and shapes of what they are of; None for an absent input, and for one that is not `wanted`.
+        They have the dtypes and shapes of what they are of; None for what is absent, and for an input that is not `wanted`.
         """
         found = self._calls(*inputs, *scalars, *states, *outputs, *finals, cu_seqlens, config)
         if found is None:
             return None
-        own = zip(self.layer.inputs, found, inputs, wanted or [True] * len(inputs), strict=False)
-        return (*(self._whole(i, g, x) if w else None for i, g, x, w in own), *found[len(inputs) :])
+        whole = [
+            self._whole(i, g, x) if x is not None and w else None
+            for i, g, x, w in zip(self.layer.inputs, found, inputs, wanted or (True,) * len(inputs), strict=False)
+        ]
+        return (*whole, *found[len(inputs) :])
 
-    def _whole(self, spec: _rt.Input, gradient: Tensor | None, x: Tensor | None) -> Tensor | None:
+    def _whole(self, spec: _rt.Input, gradient: Tensor | None, x: Tensor) -> Tensor:
         """The gradient of an input, from what the kernels leave of it."""
-        if x is None:
-            return None
         if gradient is None:
             return torch.zeros_like(x)
         over = self._parts.get(spec.name)
@@ -117,13 +118,15 @@ class Gradients:
         if not size[layer.batch] or not size[layer.time]:
             for x, d in zip(first, passed, strict=True):
                 x.zero_() if d is None else x.copy_(d)
-            return (*(None for _ in full), *first)
-        numbered = [float(s) for s in scalars]
-        with torch.no_grad():
-            found = self._launch(
-                *full, *numbered, *states, *arriving, *passed, *first, sequences, config or self.configs[leader.dtype]
-            )
-        return (*found, *first)
+            found: tuple[Tensor | None, ...] = (None,) * len(full)
+        else:
+            numbered = [float(s) for s in scalars]
+            config = config or self.configs[leader.dtype]
+            with torch.no_grad():
+                found = self._launch(*full, *numbered, *states, *arriving, *passed, *first, sequences, config)
+        # of what is absent nobody wants the gradient, whose memory is then but memory between kernels
+        own = zip((*found, *first), (*inputs, *states), strict=True)
+        return tuple([None if x is None else gradient for gradient, x in own])
 
 
 def reached(layer: _rt.Layer, size: Mapping[str, int], inputs: Sequence[Tensor | None]) -> bool:

@@ -113,20 +113,10 @@ class Operator:
         return tuple(leader.new_empty(0) if x is None else x for x in (*values, *found[len(inputs) :]))
 
     def _fake_gradients(self, *arguments: Any) -> tuple[Tensor, ...]:
-        given, _, _, edges, _ = self._split(arguments)
+        given, _, states, _, _ = self._split(arguments)
         leader = given[self._layer.inputs[0].name]
-        size: dict[str, Any] = {}
-        for spec in self._specs:
-            x = given[spec.name]
-            if x is not None:
-                size |= zip(_axes(spec, x), x.shape, strict=True)
-        entries = size[self._layer.batch] if edges is None else edges.shape[0] - 1
-        shapes = ([entries if a == self._layer.batch else size[a] for a in s] for s in self._layer.states.values())
-        values = (given[spec.name] for spec in self._specs)
-        return (
-            *(leader.new_empty(0) if x is None else x.new_empty(x.shape) for x in values),
-            *(leader.new_empty(shape, dtype=_rt.F32) for shape in shapes),
-        )
+        values = (*(given[spec.name] for spec in self._specs), *states)
+        return tuple(leader.new_empty(0) if x is None else x.new_empty(x.shape) for x in values)
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         """`forward` of all its arguments, in its order."""
