@@ -169,8 +169,8 @@ def run(
             )  # fmt: skip
     if sequences is None:
         return (*outputs, *finals, *kept)
-    names = zip(layer.outputs, outputs, strict=True)
-    outputs = [_packed.scatter(layer, sequences, name, y, length) for name, y in names]
+    placed = zip(layer.outputs.values(), outputs, strict=True)
+    outputs = [_packed.scatter(layer, sequences, axes, y, length) for axes, y in placed]
     ends = zip(layer.states, finals, strict=True)
     picked = (_packed.pick_states(layer, sequences, name, s, size[layer.batch]) for name, s in ends)
     return (*outputs, *picked, *kept)

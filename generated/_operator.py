@@ -2,10 +2,10 @@
 
 The operator is the function itself, which an outer call passes its arguments on to where somebody traces it; where somebody
 only differentiates it, a torch.autograd.Function does the same in less time, and where nobody does either, there is neither.
-The gradients are an operator too, of the kernels in the module of gradients. Where there are none, and for what they lack (kept
-states, `seq_idx` and `mask`, more elements than int32 reaches), gradients are those of the portable form, computed in float32
-(with plain torch on the same device), block by block of tokens from the last one back. Beyond the inputs nothing is stored for
-either; the states at which chunks or blocks begin are computed again by kernels.
+The gradients are an operator too, of the kernels in the module of gradients. Where there are none, and for more elements than
+int32 reaches, gradients are those of the portable form, computed in float32 (with plain torch on the same device), block by
+block of tokens from the last one back. Beyond the inputs nothing is stored for either; the states at which chunks or blocks
+begin are computed again by kernels.
 
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _blocks, _cut, _gradients, _replay
+from . import _blocks, _cut, _gradients, _packed, _replay
 from . import _runtime as _rt
 from ._replay import PLAIN
 
@@ -78,8 +78,9 @@ class Operator:
         """The operator of the gradients by kernels: of a call's tensors and numbers, and what arrives at its results."""
         places = [*range(len(self._specs) + len(self._layer.scalars)), *self._tensors[len(self._specs) :]]
         arguments = [f"{self._kinds[i]} {self._names[i]}" for i in places]
-        arriving = [f"Tensor? arriving_{i}" for i in range(len(self._layer.outputs) + len(self._layer.states))]
-        schema = ", ".join([*arguments, "Tensor? cu_seqlens", *arriving])
+        arriving = [f"Tensor? arriving_{i}" for i in range(len(self._layer.outputs) + 2 * len(self._layer.states))]
+        packing = [f"Tensor? {name}" for name in _packed.NAMES]
+        schema = ", ".join([*arguments, *packing, "int? states_every", *arriving])
         results = ", ".join(["Tensor"] * len(self._tensors))
         operator = torch.library.custom_op(
             f"{name}_gradients", self._run_gradients, mutates_args=(), schema=f"({schema}) -> ({results})"
@@ -87,8 +88,9 @@ class Operator:
         operator.register_fake(self._fake_gradients)
         return getattr(getattr(torch.ops, NAMESPACE), f"{name.partition('::')[2]}_gradients").default
 
-    def _split(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], list[Any], list[Any], Any, list[Any]]:
-        """Inputs by name, scalars, states, `cu_seqlens` and what arrives, of what the operator of gradients takes."""
+    def _split(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], list[Any], list[Any], list[Any], list[Any]]:
+        """Inputs by name, scalars, states, [cu_seqlens, seq_idx, mask, states_every] and what arrives, of what the operator of
+        gradients takes."""
         inputs, scalars, states = len(self._specs), len(self._layer.scalars), len(self._layer.states)
         values = list(arguments)
         given = {spec.name: x for spec, x in zip(self._specs, values[:inputs], strict=True)}
@@ -97,15 +99,19 @@ class Operator:
             given,
             values[inputs : inputs + scalars],
             values[inputs + scalars : ends],
-            values[ends],
-            values[ends + 1 :],
+            values[ends : ends + 4],
+            values[ends + 4 :],
         )
 
     def _run_gradients(self, *arguments: Any) -> tuple[Tensor, ...]:
-        given, scalars, states, edges, arriving = self._split(arguments)
+        given, scalars, states, (edges, seq_idx, mask, every), arriving = self._split(arguments)
         outputs = len(self._layer.outputs)
+        ends = outputs + len(states)
         inputs = [given[i.name] for i in self._layer.inputs]
-        found = _gradients.of(self._module)(inputs, scalars, states, edges, arriving[:outputs], arriving[outputs:])
+        found = _gradients.of(self._module)(
+            inputs, scalars, states, edges, arriving[:outputs], arriving[outputs:ends],
+            seq_idx=seq_idx, mask=mask, states_every=every, kept=arriving[ends:],
+        )  # fmt: skip
         assert found is not None  # what kernels do not reach is not passed here
         by_name = dict(zip((i.name for i in self._layer.inputs), found, strict=False))
         leader = next(x for x in inputs if x is not None)
@@ -231,13 +237,15 @@ class Operator:
     ) -> list[Tensor | None] | None:
         """The gradients of the arguments of a call; None for a call that has something which kernels lack."""
         first = given[self._inputs[0]]
-        if self._kernels is None or not _rt.runs_kernels(first) or any(v is not None for v in given[-4:-1]):
+        if self._kernels is None or not _rt.runs_kernels(first):
             return None
         outputs, states, inputs = len(self._layer.outputs), len(self._layer.states), self._inputs
         end = len(self._specs) + len(self._layer.scalars)
+        edges, seq_idx, mask, every = given[-5:-1]
         found = _gradients.of(self._module)(
-            [given[i] for i in inputs], given[len(inputs) : end], given[end : end + states], given[end + states],
+            [given[i] for i in inputs], given[len(inputs) : end], given[end : end + states], edges,
             grads[:outputs], grads[outputs : outputs + states], None, [needed[i] for i in inputs],
+            seq_idx=seq_idx, mask=mask, states_every=every, kept=grads[outputs + states :],
         )  # fmt: skip
         if found is None:
             return None
@@ -253,8 +261,7 @@ class Operator:
         if not self._have_kernels(given):
             return None
         places = [*range(len(self._specs) + len(self._layer.scalars)), *self._tensors[len(self._specs) :]]
-        reached = grads[: len(self._layer.outputs) + len(self._layer.states)]
-        values = self._kernels(*(given[i] for i in places), given[self._names.index("cu_seqlens")], *reached)
+        values = self._kernels(*(given[i] for i in places), *given[-5:-1], *grads)
         found: list[Tensor | None] = [None] * len(given)
         for at, gradient in zip(self._tensors, values, strict=True):
             found[at] = gradient
@@ -278,12 +285,11 @@ class Operator:
         return [sums[name].to(named[name].dtype) if name in sums else None for name in self._names]
 
     def _have_kernels(self, given: Sequence[Any]) -> bool:
-        """Whether kernels compute the gradients of a call: there are some, and it asks for nothing that they lack."""
+        """Whether kernels compute the gradients of a call: there are some, and int32 reaches all of it."""
         tensors = [given[i] for i in range(len(self._specs))]
         runs = self._kernels is not None and _rt.runs_kernels(given[self._names.index(self._leader)])
-        if not runs or any(v is not None for v in given[-4:-1]):
-            return False
-        return _gradients.reached(self._layer, self._sizes(given), tensors)
+        chunk = _gradients.chunk_of(_gradients.CHUNK, given[-2])
+        return runs and _gradients.reached(self._layer, self._sizes(given), tensors, chunk)
 
     def _walk_back(self, sums: dict[str, Tensor], named: dict[str, Any], grads: Sequence[Tensor | None]) -> None:
         """Add the gradients block by block from the last; what arrives at the state that a block begins with goes on to the

@@ -377,22 +377,27 @@ def shifted(x: Tensor, at: int) -> Tensor:
 
 
 def minimum(a: Tensor | float, b: Tensor | float) -> Tensor:
-    """The smaller of two values, of which one may be a number."""
-    return torch.minimum(*_tensors(a, b))
+    """The smaller of two values, of which one may be a number; where they are equal the gradient is the tensor's."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.minimum(a, b)
+    tensor, number = _tensor_first(a, b)
+    return tensor.clamp(max=number)
 
 
 def maximum(a: Tensor | float, b: Tensor | float) -> Tensor:
-    """The larger of two values, of which one may be a number."""
-    return torch.maximum(*_tensors(a, b))
+    """The larger of two values, of which one may be a number; where they are equal the gradient is the tensor's."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.maximum(a, b)
+    tensor, number = _tensor_first(a, b)
+    return tensor.clamp(min=number)
 
 
-def _tensors(a: Tensor | float, b: Tensor | float) -> tuple[Tensor, Tensor]:
-    like = a if isinstance(a, Tensor) else b
-    assert isinstance(like, Tensor)
-    return (
-        a if isinstance(a, Tensor) else like.new_full((), a),
-        b if isinstance(b, Tensor) else like.new_full((), b),
-    )
+def _tensor_first(a: Tensor | float, b: Tensor | float) -> tuple[Tensor, float]:
+    if isinstance(a, Tensor):
+        assert not isinstance(b, Tensor)
+        return a, b
+    assert isinstance(b, Tensor)
+    return b, a
 
 
 def softplus(x: Tensor) -> Tensor:

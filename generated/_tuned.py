@@ -28,6 +28,9 @@ from torch import Tensor
 FORMAT = 1
 """The format of a table; a table of another one is left out."""
 
+GRADIENTS = "gradients"
+"""What the key of a call has among its modes where it is its gradients that are computed."""
+
 MOST_MEMOISED = 4096
 """Calls (by exact sizes) whose Config is kept; a process that makes more of them starts again."""
 
@@ -265,8 +268,10 @@ def chosen(
     size: Mapping[str, int],
     dtypes: tuple[torch.dtype, ...],
     x: Tensor,
+    rules: Sequence[Rule] | None = None,
 ) -> ConfigType:
-    """The configuration of a call: the caller's, else a tuned one, else the default as `heuristic` changes it.
+    """The configuration of a call: the caller's, else a tuned one, else the default as `heuristic` changes it by RULES, or by
+    `rules`.
 
     `digest` is the spec's and `variant` the structural knobs that the module was emitted with; `present` are the optional
     inputs (and modes) of the call, `size` the length of every axis, `dtypes` those of the inputs that may differ, the
@@ -289,7 +294,7 @@ def chosen(
             return default
         shape = shape_of(layer, size)
         key = Key(digest, variant, present, gpu.name, compiler_version(), dtype_names(dtypes), shape.text)
-        found = tuned(key, default) or heuristic(default, shape, gpu.multiprocessors)
+        found = tuned(key, default) or heuristic(default, shape, gpu.multiprocessors, RULES if rules is None else rules)
         if x.is_cuda:
             if len(_MEMO) >= MOST_MEMOISED:
                 _MEMO.clear()

@@ -595,9 +595,15 @@ def _portable(
         decay_log2_now = decay_log2[:, now]  # [B, L, H]
         decay_sum = torch.cumsum(decay_log2_now, 1)  # [B, L, H]
         decay_end = decay_sum[:, -1]  # [B, H]
+        causal_before = token[:, None] > token[None, :]  # [L, L]
         q_now = q[:, now]  # [B, L, H, N]
         k_now = k[:, now]  # [B, L, H, N]
-        decay_left = torch.exp2(_rt.minimum(decay_sum[:, :, None, :] - decay_sum[:, None, :, :], 0.0))  # [B, L, L, H]
+        decay_left = torch.exp2(  # [B, L, L, H]
+            _rt.minimum(
+                torch.where(causal_before[None, :, :, None], decay_sum[:, :, None, :] - decay_sum[:, None, :, :], 0.0),
+                0.0,
+            ),
+        )
         score_product = torch.einsum("bthn,bshn->btsh", q_now, k_now)  # [B, L, L, H]
         write_now = write[:, now]  # [B, L, H]
         causal = token[:, None] >= token[None, :]  # [L, L]

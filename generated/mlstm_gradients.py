@@ -38,6 +38,7 @@ Emitted by ssdgen; the gradients of a chunk of L tokens from d_y, d_C_end, d_N_e
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import cuda.tile as ct
@@ -46,8 +47,24 @@ from torch import Tensor
 
 from . import _cut, _gradients, _packed
 from . import _runtime as _rt
-from ._tiles import above, await_previous, chunk_at, dot, exp2, has_chunk, inner, load, segment_at, sigmoid, sign, store
-from .mlstm import LAYER, chunk_cumsum
+from ._tiles import (
+    above,
+    await_previous,
+    chunk_at,
+    dot,
+    exp2,
+    has_chunk,
+    inner,
+    load,
+    log_sigmoid,
+    segment_at,
+    sigmoid,
+    sign,
+    store,
+)
+from .mlstm import LAYER, VARIANT, chunk_cumsum
+
+LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -370,10 +387,11 @@ def segment_gradients_C(
     q: ct.Array,
     d_read_C: ct.Array, decay_sum: ct.Array, d_C_part: ct.Array, d_C_left: ct.Array,
     segment_table: ct.Array,
-    per_segment: int,
+    d_C_states: ct.Array,
+    every: int, per_segment: int,
     LATENCY_Q: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_P: ct.Constant[int],
     TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool],
+    PACKED: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The gradient of the state C that a segment passes on if none arrives at its end: a block walks back over its
     chunks with a tile of it in registers.
@@ -381,13 +399,15 @@ def segment_gradients_C(
     await_previous()
     heads = d_C_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    lane, slot = batch, 0
+    lane, slot, first = batch, 0, 0
     segment, origin = ct.bid(1) + 1, 0
     if PACKED:
         row = batch
         _, batch, start, stop, slot, segment, _ = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(segment == 0, start, stop)  # nothing enters a segment before the first
+        if KEPT:
+            first = start // every  # rounded down: see `_blocks`
         q = q.slice(1, start, stop)
     length = q.shape[1]
     n_tiles = ct.cdiv(d_C_part.shape[4], TILE_N)
@@ -399,6 +419,13 @@ def segment_gradients_C(
     d_C_left_tile = ct.zeros((), dtype=ct.float32)
     for turn in range(chunks):
         chunk = begin + chunks - 1 - turn
+        if KEPT:
+            end = chunk * CHUNK + CHUNK
+            if end % every == 0 and end <= length:
+                d_C_states_tile = load(  # [P, N]
+                    d_C_states, (batch, first + end // every - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
+                )
+                d_C_tile = d_C_tile + d_C_states_tile  # [P, N]
         d_read_C_tile = load(  # [L, P]
             d_read_C, (lane, head, slot + chunk, p_tile), (1, 1, CHUNK, TILE_P)
         ).astype(ct.float32)
@@ -422,10 +449,11 @@ def state_gradients_C(
     d_C_left: ct.Array, d_C_part: ct.Array, d_read_C: ct.Array, decay_sum: ct.Array, d_C_end: ct.Array,
     segment_table: ct.Array,
     d_C0: ct.Array,
-    per_segment: int,
+    d_C_states: ct.Array,
+    every: int, per_segment: int,
     LATENCY_C: ct.Constant[int], LATENCY_Q: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
     TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_D_C: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_D_C: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The gradient of the state C at the end of each chunk, and of the initial one: a block walks back over the
     chunks of a segment with a tile of it in registers.
@@ -433,12 +461,14 @@ def state_gradients_C(
     await_previous()
     heads = d_C_end.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    sequence, lane, slot, first = batch, batch, 0, 0
     segment, origin = ct.bid(1), 0
     if PACKED:
         row = batch
         sequence, batch, start, stop, slot, segment, _ = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
+        if KEPT:
+            first = start // every  # rounded down: see `_blocks`
         q = q.slice(1, start, stop)
     length = q.shape[1]
     n_tiles = ct.cdiv(d_C_end.shape[4], TILE_N)
@@ -460,6 +490,13 @@ def state_gradients_C(
         d_C_tile = exp2(d_C_left_tile) * d_C_tile + d_C_part_tile  # [P, N]
     for turn in range(chunks):
         chunk = begin + chunks - 1 - turn
+        if KEPT:
+            end = chunk * CHUNK + CHUNK
+            if end % every == 0 and end <= length:
+                d_C_states_tile = load(  # [P, N]
+                    d_C_states, (batch, first + end // every - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
+                )
+                d_C_tile = d_C_tile + d_C_states_tile  # [P, N]
         store(d_C_end, (lane, head, slot + chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), d_C_tile)
         d_read_C_tile = load(  # [L, P]
             d_read_C, (lane, head, slot + chunk, p_tile), (1, 1, CHUNK, TILE_P)
@@ -480,9 +517,10 @@ def segment_gradients_N(
     q: ct.Array,
     d_read_N: ct.Array, decay_sum: ct.Array, d_N_part: ct.Array, d_N_left: ct.Array,
     segment_table: ct.Array,
-    per_segment: int,
+    d_N_states: ct.Array,
+    every: int, per_segment: int,
     LATENCY_Q: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool],
+    PACKED: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The gradient of the state N that a segment passes on if none arrives at its end: a block walks back over its
     chunks with a tile of it in registers.
@@ -490,13 +528,15 @@ def segment_gradients_N(
     await_previous()
     heads = d_N_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    lane, slot = batch, 0
+    lane, slot, first = batch, 0, 0
     segment, origin = ct.bid(1) + 1, 0
     if PACKED:
         row = batch
         _, batch, start, stop, slot, segment, _ = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(segment == 0, start, stop)  # nothing enters a segment before the first
+        if KEPT:
+            first = start // every  # rounded down: see `_blocks`
         q = q.slice(1, start, stop)
     length = q.shape[1]
     n_tile = ct.bid(2)
@@ -507,6 +547,13 @@ def segment_gradients_N(
     d_N_left_tile = ct.zeros((), dtype=ct.float32)
     for turn in range(chunks):
         chunk = begin + chunks - 1 - turn
+        if KEPT:
+            end = chunk * CHUNK + CHUNK
+            if end % every == 0 and end <= length:
+                d_N_states_tile = load(  # [N]
+                    d_N_states, (batch, first + end // every - 1, head, n_tile), (1, 1, 1, TILE_N)
+                )
+                d_N_tile = d_N_tile + d_N_states_tile  # [N]
         d_read_N_tile = load(d_read_N, (lane, head, slot + chunk), (1, 1, CHUNK)).astype(ct.float32)  # [L]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
@@ -528,9 +575,10 @@ def state_gradients_N(
     d_N_left: ct.Array, d_N_part: ct.Array, d_read_N: ct.Array, decay_sum: ct.Array, d_N_end: ct.Array,
     segment_table: ct.Array,
     d_N0: ct.Array,
-    per_segment: int,
+    d_N_states: ct.Array,
+    every: int, per_segment: int,
     LATENCY_N: ct.Constant[int], LATENCY_Q: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_D_N: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_D_N: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The gradient of the state N at the end of each chunk, and of the initial one: a block walks back over the
     chunks of a segment with a tile of it in registers.
@@ -538,12 +586,14 @@ def state_gradients_N(
     await_previous()
     heads = d_N_end.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    sequence, lane, slot, first = batch, batch, 0, 0
     segment, origin = ct.bid(1), 0
     if PACKED:
         row = batch
         sequence, batch, start, stop, slot, segment, _ = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
+        if KEPT:
+            first = start // every  # rounded down: see `_blocks`
         q = q.slice(1, start, stop)
     length = q.shape[1]
     n_tile = ct.bid(2)
@@ -564,6 +614,13 @@ def state_gradients_N(
         d_N_tile = exp2(d_N_left_tile) * d_N_tile + d_N_part_tile  # [N]
     for turn in range(chunks):
         chunk = begin + chunks - 1 - turn
+        if KEPT:
+            end = chunk * CHUNK + CHUNK
+            if end % every == 0 and end <= length:
+                d_N_states_tile = load(  # [N]
+                    d_N_states, (batch, first + end // every - 1, head, n_tile), (1, 1, 1, TILE_N)
+                )
+                d_N_tile = d_N_tile + d_N_states_tile  # [N]
         store(d_N_end, (lane, head, slot + chunk, n_tile), (1, 1, 1, TILE_N), d_N_tile)
         d_read_N_tile = load(d_read_N, (lane, head, slot + chunk), (1, 1, CHUNK)).astype(ct.float32)  # [L]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
@@ -693,7 +750,7 @@ def token_gradients(
 ) -> None:
     """From the gradients of a chunk's per-token scalars to those of their inputs, for a tile of heads."""
     await_previous()
-    chunks = ct.cdiv(i.shape[1], CHUNK)
+    chunks = ct.cdiv(f.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
     lane, slot = batch, chunk
     present = True
@@ -703,7 +760,7 @@ def token_gradients(
         present = has_chunk(chunk_table, ct.bid(0))
         i, f = i.slice(1, start, stop), f.slice(1, start, stop)
         d_i, d_f = d_i.slice(1, start, stop), d_f.slice(1, start, stop)
-    length = i.shape[1]
+    length = f.shape[1]
     head_tile = ct.bid(1)
     token = chunk * CHUNK + ct.arange(CHUNK, dtype=ct.int32)
 
@@ -716,8 +773,10 @@ def token_gradients(
         written_before = ct.cumsum(ct.transpose(d_decay_written_tile), axis=0)  # [L, H]
         C_met_tile = load(C_met, (lane, head_tile, slot, 0), (1, TILE_H, 1, TILE_P))  # [H, P]
         N_met_tile = load(N_met, (lane, head_tile, slot), (1, TILE_H, 1))  # [H]
-        d_decay_tile = ct.where(  # [L, H]: of the natural logarithm: of all that goes past a token
-            valid[:, None],
+        f_tile = load(f, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
+        decay_log2 = log_sigmoid(f_tile) * LOG2E  # [L, H]: of one token
+        d_decay_tile = ct.where(  # [L, H]: of the natural logarithm: all that goes past; nothing where clamped
+            valid[:, None] & (decay_log2 >= -128.0),
             (
                 d_decay_tile
                 + written_before
@@ -731,15 +790,14 @@ def token_gradients(
         i_tile = load(i, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
         d_i_tile = (1.0 - sigmoid(i_tile)) * sigmoid(i_tile) / ct.sqrt(size_n) * d_write_tile  # [L, H]
         store(d_i, (batch, chunk, head_tile), (1, CHUNK, TILE_H), d_i_tile)
-        f_tile = load(f, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
         d_f_tile = (1.0 - sigmoid(f_tile)) * d_decay_tile  # [L, H]
         store(d_f, (batch, chunk, head_tile), (1, CHUNK, TILE_H), d_f_tile)
 
 
 def launch(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C0: Tensor | None, N0: Tensor | None, d_y: Tensor,
-    d_C_final: Tensor | None, d_N_final: Tensor | None, d_C0: Tensor, d_N0: Tensor, sequences: _packed.Sequences | None,
-    config: Config,
+    d_C_final: Tensor | None, d_N_final: Tensor | None, d_C_states: Tensor | None, d_N_states: Tensor | None,
+    states_every: int, d_C0: Tensor, d_N0: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
     as blocks leave them, None for one that is 0; those of initial states are written in place.
@@ -883,8 +941,9 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            q, d_read_C, decay_sum, d_C_part, d_C_left, cut.segment_table, cut.per_segment, config.state_latency_q,
-            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            q, d_read_C, decay_sum, d_C_part, d_C_left, cut.segment_table, _rt.given(d_C_states, d_C0), states_every,
+            cut.per_segment, config.state_latency_q, _rt.PRECISION[config.state], config.chunk, config.state_tile_p,
+            config.state_tile_n, sequences is not None, d_C_states is not None,
         ),
         early=True,
     )
@@ -898,8 +957,9 @@ def launch(
         ),
         (
             q, _rt.given(d_C_final, d_C0), d_C_left, d_C_part, d_read_C, decay_sum, d_C_end, cut.segment_table, d_C0,
-            cut.per_segment, config.state_latency_C, config.state_latency_q, _rt.PRECISION[config.state], config.chunk,
-            config.state_tile_p, config.state_tile_n, sequences is not None, d_C_final is not None,
+            _rt.given(d_C_states, d_C0), states_every, cut.per_segment, config.state_latency_C, config.state_latency_q,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            d_C_final is not None, d_C_states is not None,
         ),
         early=True,
     )
@@ -908,8 +968,9 @@ def launch(
         _rt.hinted(segment_gradients_N, config.occupancy_state_gradients, config.warps_state_gradients),
         (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            q, d_read_N, decay_sum, d_N_part, d_N_left, cut.segment_table, cut.per_segment, config.state_latency_q,
-            config.chunk, config.state_tile_n, sequences is not None,
+            q, d_read_N, decay_sum, d_N_part, d_N_left, cut.segment_table, _rt.given(d_N_states, d_N0), states_every,
+            cut.per_segment, config.state_latency_q, config.chunk, config.state_tile_n, sequences is not None,
+            d_N_states is not None,
         ),
         early=True,
     )
@@ -919,8 +980,8 @@ def launch(
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_n, config.state_tile_n)),
         (
             q, _rt.given(d_N_final, d_N0), d_N_left, d_N_part, d_read_N, decay_sum, d_N_end, cut.segment_table, d_N0,
-            cut.per_segment, config.state_latency_N, config.state_latency_q, config.chunk, config.state_tile_n,
-            sequences is not None, d_N_final is not None,
+            _rt.given(d_N_states, d_N0), states_every, cut.per_segment, config.state_latency_N, config.state_latency_q,
+            config.chunk, config.state_tile_n, sequences is not None, d_N_final is not None, d_N_states is not None,
         ),
         early=True,
     )
@@ -950,8 +1011,12 @@ def launch(
     return (d_q, d_k, d_v, d_i, d_f)
 
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, "v", parts={})
-"""What `forward` of `mlstm` is differentiated by."""
-
 SPEC_DIGEST = "1eb781cd19dea253f942e5647c0f71b3f5f97bef3a04bb410563e4911a2908e3"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+
+SUMMED: dict[str, tuple[int, ...]] = {}
+"""The dimensions to sum over of the gradients that are left in parts, by input."""
+
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, ("v", "i", "f"), SUMMED, SPEC_DIGEST, VARIANT)
+"""What `forward` of `mlstm` is differentiated by."""

@@ -408,9 +408,12 @@ def _portable(
         token = torch.arange(min(chunk, size["t"] - start), dtype=dtype, device=v.device)
         decay_sum = (token + 1.0)[:, None] * decay_log2[None, :]  # [L, H]
         decay_end = decay_sum[-1]  # [H]
+        causal_before = token[:, None] > token[None, :]  # [L, L]
         q_now = q[:, now]  # [B, L, H, N]
         k_now = k[:, now]  # [B, L, H, N]
-        decay_left = torch.exp2(_rt.minimum(decay_sum[:, None, :] - decay_sum[None, :, :], 0.0))  # [L, L, H]
+        decay_left = torch.exp2(  # [L, L, H]
+            _rt.minimum(torch.where(causal_before[:, :, None], decay_sum[:, None, :] - decay_sum[None, :, :], 0.0), 0.0)
+        )
         score_product = torch.einsum("bthn,bshn->btsh", q_now, k_now)  # [B, L, L, H]
         causal = token[:, None] >= token[None, :]  # [L, L]
         score = torch.where(  # [B, L, L, H]

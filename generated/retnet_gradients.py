@@ -34,7 +34,7 @@ from torch import Tensor
 from . import _cut, _gradients, _packed
 from . import _runtime as _rt
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, has_chunk, load, log1p, segment_at, store
-from .retnet import LAYER
+from .retnet import LAYER, VARIANT
 
 LOG2E = math.log2(math.e)
 
@@ -189,10 +189,11 @@ def segment_gradients(
     d_y: ct.Array,
     d_S_part: ct.Array, d_S_left: ct.Array,
     segment_table: ct.Array,
-    per_segment: int,
+    d_S_states: ct.Array,
+    every: int, per_segment: int,
     LATENCY_D_Y: ct.Constant[int], LATENCY_Q: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
     TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool],
+    PACKED: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The gradient of the state S that a segment passes on if none arrives at its end: a block walks back over its
     chunks with a tile of it in registers.
@@ -200,13 +201,15 @@ def segment_gradients(
     await_previous()
     heads = d_S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    lane = batch
+    lane, first = batch, 0
     segment, origin = ct.bid(1) + 1, 0
     if PACKED:
         row = batch
         _, batch, start, stop, _, segment, _ = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(segment == 0, start, stop)  # nothing enters a segment before the first
+        if KEPT:
+            first = start // every  # rounded down: see `_blocks`
         q, d_y = q.slice(1, start, stop), d_y.slice(1, start, stop)
     length = q.shape[1]
     n_tiles = ct.cdiv(d_S_part.shape[4], TILE_N)
@@ -221,6 +224,13 @@ def segment_gradients(
     d_S_left_tile = ct.zeros((), dtype=ct.float32)
     for turn in range(chunks):
         chunk = begin + chunks - 1 - turn
+        if KEPT:
+            end = chunk * CHUNK + CHUNK
+            if end % every == 0 and end <= length:
+                d_S_states_tile = load(  # [P, N]
+                    d_S_states, (batch, first + end // every - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
+                )
+                d_S_tile = d_S_tile + d_S_states_tile  # [P, N]
         d_y_tile = load(  # [L, P]
             d_y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_D_Y
         ).astype(ct.float32)
@@ -242,10 +252,11 @@ def state_gradients(
     d_S_left: ct.Array, d_S_part: ct.Array, d_S_end: ct.Array,
     segment_table: ct.Array,
     d_S0: ct.Array,
-    per_segment: int,
+    d_S_states: ct.Array,
+    every: int, per_segment: int,
     LATENCY_S: ct.Constant[int], LATENCY_D_Y: ct.Constant[int], LATENCY_Q: ct.Constant[int], STATE: ct.Constant[int],
     CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_D_S: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_D_S: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The gradient of the state S at the end of each chunk, and of the initial one: a block walks back over the
     chunks of a segment with a tile of it in registers.
@@ -253,12 +264,14 @@ def state_gradients(
     await_previous()
     heads = d_S_end.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    sequence, lane, slot, first = batch, batch, 0, 0
     segment, origin = ct.bid(1), 0
     if PACKED:
         row = batch
         sequence, batch, start, stop, slot, segment, _ = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
+        if KEPT:
+            first = start // every  # rounded down: see `_blocks`
         q, d_y = q.slice(1, start, stop), d_y.slice(1, start, stop)
     length = q.shape[1]
     n_tiles = ct.cdiv(d_S_end.shape[4], TILE_N)
@@ -283,6 +296,13 @@ def state_gradients(
         d_S_tile = exp2(d_S_left_tile) * d_S_tile + d_S_part_tile  # [P, N]
     for turn in range(chunks):
         chunk = begin + chunks - 1 - turn
+        if KEPT:
+            end = chunk * CHUNK + CHUNK
+            if end % every == 0 and end <= length:
+                d_S_states_tile = load(  # [P, N]
+                    d_S_states, (batch, first + end // every - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
+                )
+                d_S_tile = d_S_tile + d_S_states_tile  # [P, N]
         store(d_S_end, (lane, head, slot + chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), d_S_tile)
         d_y_tile = load(  # [L, P]
             d_y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_D_Y
@@ -372,8 +392,8 @@ def chunk_gradients(
 
 
 def launch(
-    q: Tensor, k: Tensor, v: Tensor, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None, d_S0: Tensor,
-    sequences: _packed.Sequences | None, config: Config,
+    q: Tensor, k: Tensor, v: Tensor, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None,
+    d_S_states: Tensor | None, states_every: int, d_S0: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
     as blocks leave them, None for one that is 0; those of initial states are written in place.
@@ -442,9 +462,9 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            q, d_y, d_S_part, d_S_left, cut.segment_table, cut.per_segment, config.state_latency_d_y,
-            config.state_latency_q, _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
-            sequences is not None,
+            q, d_y, d_S_part, d_S_left, cut.segment_table, _rt.given(d_S_states, d_S0), states_every, cut.per_segment,
+            config.state_latency_d_y, config.state_latency_q, _rt.PRECISION[config.state], config.chunk,
+            config.state_tile_p, config.state_tile_n, sequences is not None, d_S_states is not None,
         ),
         early=True,
     )
@@ -457,9 +477,11 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            q, _rt.given(d_S_final, d_S0), d_y, d_S_left, d_S_part, d_S_end, cut.segment_table, d_S0, cut.per_segment,
-            config.state_latency_S, config.state_latency_d_y, config.state_latency_q, _rt.PRECISION[config.state],
-            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None, d_S_final is not None,
+            q, _rt.given(d_S_final, d_S0), d_y, d_S_left, d_S_part, d_S_end, cut.segment_table, d_S0,
+            _rt.given(d_S_states, d_S0), states_every, cut.per_segment, config.state_latency_S,
+            config.state_latency_d_y, config.state_latency_q, _rt.PRECISION[config.state], config.chunk,
+            config.state_tile_p, config.state_tile_n, sequences is not None, d_S_final is not None,
+            d_S_states is not None,
         ),
         early=True,
     )
@@ -478,8 +500,12 @@ def launch(
     return (d_q, d_k, d_v)
 
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, "v", parts={})
-"""What `forward` of `retnet` is differentiated by."""
-
 SPEC_DIGEST = "594729a3f3738506bfe1f038afd626be717dfa437d5062c6ec23378cfff8bb78"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+
+SUMMED: dict[str, tuple[int, ...]] = {}
+"""The dimensions to sum over of the gradients that are left in parts, by input."""
+
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, ("v",), SUMMED, SPEC_DIGEST, VARIANT)
+"""What `forward` of `retnet` is differentiated by."""

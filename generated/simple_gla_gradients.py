@@ -28,6 +28,7 @@ Emitted by ssdgen; the gradients of a chunk of L tokens from d_y, d_S_end:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import cuda.tile as ct
@@ -37,7 +38,9 @@ from torch import Tensor
 from . import _cut, _gradients, _packed
 from . import _runtime as _rt
 from ._tiles import await_previous, chunk_at, dot, exp2, has_chunk, inner, load, segment_at, store
-from .simple_gla import LAYER, chunk_cumsum
+from .simple_gla import LAYER, VARIANT, chunk_cumsum
+
+LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -189,10 +192,11 @@ def segment_gradients(
     d_y: ct.Array,
     decay_sum: ct.Array, d_S_part: ct.Array, d_S_left: ct.Array,
     segment_table: ct.Array,
-    size_n: float, per_segment: int,
+    d_S_states: ct.Array,
+    size_n: float, every: int, per_segment: int,
     LATENCY_D_Y: ct.Constant[int], LATENCY_Q: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
     TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool],
+    PACKED: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The gradient of the state S that a segment passes on if none arrives at its end: a block walks back over its
     chunks with a tile of it in registers.
@@ -200,13 +204,15 @@ def segment_gradients(
     await_previous()
     heads = d_S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    lane, slot = batch, 0
+    lane, slot, first = batch, 0, 0
     segment, origin = ct.bid(1) + 1, 0
     if PACKED:
         row = batch
         _, batch, start, stop, slot, segment, _ = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(segment == 0, start, stop)  # nothing enters a segment before the first
+        if KEPT:
+            first = start // every  # rounded down: see `_blocks`
         q, d_y = q.slice(1, start, stop), d_y.slice(1, start, stop)
     length = q.shape[1]
     n_tiles = ct.cdiv(d_S_part.shape[4], TILE_N)
@@ -218,6 +224,13 @@ def segment_gradients(
     d_S_left_tile = ct.zeros((), dtype=ct.float32)
     for turn in range(chunks):
         chunk = begin + chunks - 1 - turn
+        if KEPT:
+            end = chunk * CHUNK + CHUNK
+            if end % every == 0 and end <= length:
+                d_S_states_tile = load(  # [P, N]
+                    d_S_states, (batch, first + end // every - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
+                )
+                d_S_tile = d_S_tile + d_S_states_tile  # [P, N]
         d_y_tile = load(  # [L, P]
             d_y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_D_Y
         ).astype(ct.float32)
@@ -243,10 +256,11 @@ def state_gradients(
     d_S_left: ct.Array, d_S_part: ct.Array, decay_sum: ct.Array, d_S_end: ct.Array,
     segment_table: ct.Array,
     d_S0: ct.Array,
-    size_n: float, per_segment: int,
+    d_S_states: ct.Array,
+    size_n: float, every: int, per_segment: int,
     LATENCY_S: ct.Constant[int], LATENCY_D_Y: ct.Constant[int], LATENCY_Q: ct.Constant[int], STATE: ct.Constant[int],
     CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_D_S: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_D_S: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The gradient of the state S at the end of each chunk, and of the initial one: a block walks back over the
     chunks of a segment with a tile of it in registers.
@@ -254,12 +268,14 @@ def state_gradients(
     await_previous()
     heads = d_S_end.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    sequence, lane, slot, first = batch, batch, 0, 0
     segment, origin = ct.bid(1), 0
     if PACKED:
         row = batch
         sequence, batch, start, stop, slot, segment, _ = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
+        if KEPT:
+            first = start // every  # rounded down: see `_blocks`
         q, d_y = q.slice(1, start, stop), d_y.slice(1, start, stop)
     length = q.shape[1]
     n_tiles = ct.cdiv(d_S_end.shape[4], TILE_N)
@@ -281,6 +297,13 @@ def state_gradients(
         d_S_tile = exp2(d_S_left_tile) * d_S_tile + d_S_part_tile  # [P, N]
     for turn in range(chunks):
         chunk = begin + chunks - 1 - turn
+        if KEPT:
+            end = chunk * CHUNK + CHUNK
+            if end % every == 0 and end <= length:
+                d_S_states_tile = load(  # [P, N]
+                    d_S_states, (batch, first + end // every - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
+                )
+                d_S_tile = d_S_tile + d_S_states_tile  # [P, N]
         store(d_S_end, (lane, head, slot + chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), d_S_tile)
         d_y_tile = load(  # [L, P]
             d_y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_D_Y
@@ -387,6 +410,7 @@ def chunk_gradients(
 
 @ct.kernel
 def token_gradients(
+    g: ct.Array,
     d_decay_sum: ct.Array, d_decay_written: ct.Array, S_met: ct.Array,
     chunk_table: ct.Array,
     d_g: ct.Array,
@@ -395,7 +419,7 @@ def token_gradients(
 ) -> None:
     """From the gradients of a chunk's per-token scalars to those of their inputs, for a tile of heads."""
     await_previous()
-    chunks = ct.cdiv(d_g.shape[1], CHUNK)
+    chunks = ct.cdiv(g.shape[1], CHUNK)
     batch, chunk = ct.bid(0) // chunks, ct.bid(0) % chunks
     lane, slot = batch, chunk
     present = True
@@ -403,8 +427,8 @@ def token_gradients(
         batch, start, stop = chunk_at(chunk_table, ct.bid(0))
         lane, slot, chunk = 0, ct.bid(0), 0
         present = has_chunk(chunk_table, ct.bid(0))
-        d_g = d_g.slice(1, start, stop)
-    length = d_g.shape[1]
+        g, d_g = g.slice(1, start, stop), d_g.slice(1, start, stop)
+    length = g.shape[1]
     head_tile = ct.bid(1)
     token = chunk * CHUNK + ct.arange(CHUNK, dtype=ct.int32)
 
@@ -415,8 +439,10 @@ def token_gradients(
         d_decay_tile = ct.cumsum(ct.transpose(d_decay_sum_tile), axis=0, reverse=True)  # [L, H]
         written_before = ct.cumsum(ct.transpose(d_decay_written_tile), axis=0)  # [L, H]
         S_met_tile = load(S_met, (lane, head_tile, slot, 0), (1, TILE_H, 1, TILE_P))  # [H, P]
-        d_decay_tile = ct.where(  # [L, H]: of the natural logarithm: of all that goes past a token
-            valid[:, None],
+        g_tile = load(g, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
+        decay_log2 = g_tile * LOG2E  # [L, H]: of one token
+        d_decay_tile = ct.where(  # [L, H]: of the natural logarithm: all that goes past; nothing where clamped
+            valid[:, None] & (decay_log2 >= -128.0),
             d_decay_tile + written_before - ct.transpose(d_decay_written_tile) + ct.sum(S_met_tile, axis=1)[None, :],
             0.0,
         )
@@ -425,8 +451,8 @@ def token_gradients(
 
 
 def launch(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None, d_S0: Tensor,
-    sequences: _packed.Sequences | None, config: Config,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None,
+    d_S_states: Tensor | None, states_every: int, d_S0: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
     as blocks leave them, None for one that is 0; those of initial states are written in place.
@@ -512,9 +538,10 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            q, d_y, decay_sum, d_S_part, d_S_left, cut.segment_table, float(size_n), cut.per_segment,
-            config.state_latency_d_y, config.state_latency_q, _rt.PRECISION[config.state], config.chunk,
-            config.state_tile_p, config.state_tile_n, sequences is not None,
+            q, d_y, decay_sum, d_S_part, d_S_left, cut.segment_table, _rt.given(d_S_states, d_S0), float(size_n),
+            states_every, cut.per_segment, config.state_latency_d_y, config.state_latency_q,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            d_S_states is not None,
         ),
         early=True,
     )
@@ -528,9 +555,10 @@ def launch(
         ),
         (
             q, _rt.given(d_S_final, d_S0), d_y, d_S_left, d_S_part, decay_sum, d_S_end, cut.segment_table, d_S0,
-            float(size_n), cut.per_segment, config.state_latency_S, config.state_latency_d_y, config.state_latency_q,
-            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
-            d_S_final is not None,
+            _rt.given(d_S_states, d_S0), float(size_n), states_every, cut.per_segment, config.state_latency_S,
+            config.state_latency_d_y, config.state_latency_q, _rt.PRECISION[config.state], config.chunk,
+            config.state_tile_p, config.state_tile_n, sequences is not None, d_S_final is not None,
+            d_S_states is not None,
         ),
         early=True,
     )
@@ -551,7 +579,7 @@ def launch(
         _rt.hinted(token_gradients, config.occupancy_token_gradients, config.warps_token_gradients),
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (
-            d_decay_sum, d_decay_written, S_met, cut.chunk_table, d_g, _rt.covering(size_p), config.chunk,
+            g, d_decay_sum, d_decay_written, S_met, cut.chunk_table, d_g, _rt.covering(size_p), config.chunk,
             config.tile_h, sequences is not None,
         ),
         early=True,
@@ -559,8 +587,12 @@ def launch(
     return (d_q, d_k, d_v, d_g)
 
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, "v", parts={})
-"""What `forward` of `simple_gla` is differentiated by."""
-
 SPEC_DIGEST = "25b59f99f44771e32aba0a6bf206e961a0a126719bcf3b39be7df453d7df2e85"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+
+SUMMED: dict[str, tuple[int, ...]] = {}
+"""The dimensions to sum over of the gradients that are left in parts, by input."""
+
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, ("v", "g"), SUMMED, SPEC_DIGEST, VARIANT)
+"""What `forward` of `simple_gla` is differentiated by."""

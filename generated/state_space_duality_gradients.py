@@ -38,6 +38,7 @@ Emitted by ssdgen; the gradients of a chunk of L tokens from d_y, d_S_end:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import cuda.tile as ct
@@ -61,7 +62,9 @@ from ._tiles import (
     store,
     within,
 )
-from .state_space_duality import LAYER, chunk_cumsum
+from .state_space_duality import LAYER, VARIANT, chunk_cumsum
+
+LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -218,10 +221,11 @@ def segment_gradients(
     d_y: ct.Array,
     decay_sum: ct.Array, d_S_part: ct.Array, d_S_left: ct.Array,
     segment_table: ct.Array,
-    per_segment: int,
+    d_S_states: ct.Array,
+    every: int, per_segment: int,
     LATENCY_D_Y: ct.Constant[int], LATENCY_C: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int],
     TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_Z: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_Z: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The gradient of the state S that a segment passes on if none arrives at its end: a block walks back over its
     chunks with a tile of it in registers.
@@ -229,13 +233,15 @@ def segment_gradients(
     await_previous()
     heads = d_S_part.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    lane, slot = batch, 0
+    lane, slot, first = batch, 0, 0
     segment, origin = ct.bid(1) + 1, 0
     if PACKED:
         row = batch
         _, batch, start, stop, slot, segment, _ = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
         stop = ct.where(segment == 0, start, stop)  # nothing enters a segment before the first
+        if KEPT:
+            first = start // every  # rounded down: see `_blocks`
         C, d_y = C.slice(1, start, stop), d_y.slice(1, start, stop)
         if WITH_Z:
             z = z.slice(1, start, stop)
@@ -250,6 +256,13 @@ def segment_gradients(
     d_S_left_tile = ct.zeros((), dtype=ct.float32)
     for turn in range(chunks):
         chunk = begin + chunks - 1 - turn
+        if KEPT:
+            end = chunk * CHUNK + CHUNK
+            if end % every == 0 and end <= length:
+                d_S_states_tile = load(  # [P, N]
+                    d_S_states, (batch, first + end // every - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
+                )
+                d_S_tile = d_S_tile + d_S_states_tile  # [P, N]
         d_y_tile = load(d_y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_D_Y)  # [L, P]
         if WITH_Z:
             z_tile = load(z, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P)).astype(ct.float32)  # [L, P]
@@ -277,10 +290,11 @@ def state_gradients(
     d_S_left: ct.Array, d_S_part: ct.Array, decay_sum: ct.Array, d_S_end: ct.Array,
     segment_table: ct.Array,
     d_S0: ct.Array,
-    per_segment: int,
+    d_S_states: ct.Array,
+    every: int, per_segment: int,
     LATENCY_S: ct.Constant[int], LATENCY_D_Y: ct.Constant[int], LATENCY_C: ct.Constant[int], STATE: ct.Constant[int],
     CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_D_S: ct.Constant[bool], WITH_Z: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_D_S: ct.Constant[bool], WITH_Z: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The gradient of the state S at the end of each chunk, and of the initial one: a block walks back over the
     chunks of a segment with a tile of it in registers.
@@ -288,12 +302,14 @@ def state_gradients(
     await_previous()
     heads = d_S_end.shape[1]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
-    sequence, lane, slot = batch, batch, 0
+    sequence, lane, slot, first = batch, batch, 0, 0
     segment, origin = ct.bid(1), 0
     if PACKED:
         row = batch
         sequence, batch, start, stop, slot, segment, _ = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
+        if KEPT:
+            first = start // every  # rounded down: see `_blocks`
         C, d_y = C.slice(1, start, stop), d_y.slice(1, start, stop)
         if WITH_Z:
             z = z.slice(1, start, stop)
@@ -318,6 +334,13 @@ def state_gradients(
         d_S_tile = exp2(d_S_left_tile) * d_S_tile + d_S_part_tile  # [P, N]
     for turn in range(chunks):
         chunk = begin + chunks - 1 - turn
+        if KEPT:
+            end = chunk * CHUNK + CHUNK
+            if end % every == 0 and end <= length:
+                d_S_states_tile = load(  # [P, N]
+                    d_S_states, (batch, first + end // every - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
+                )
+                d_S_tile = d_S_tile + d_S_states_tile  # [P, N]
         store(d_S_end, (lane, head, slot + chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), d_S_tile)
         d_y_tile = load(d_y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_D_Y)  # [L, P]
         if WITH_Z:
@@ -490,19 +513,20 @@ def token_gradients(
         d_decay_tile = ct.cumsum(ct.transpose(d_decay_sum_tile), axis=0, reverse=True)  # [L, H]
         written_before = ct.cumsum(ct.transpose(d_decay_written_tile), axis=0)  # [L, H]
         S_met_tile = load(S_met, (lane, head_tile, slot, 0), (1, TILE_H, 1, TILE_P))  # [H, P]
-        d_decay_tile = ct.where(  # [L, H]: of the natural logarithm: of all that goes past a token
-            valid[:, None],
+        A_tile = load(A, (head_tile,), (TILE_H,)).astype(ct.float32)  # [H]
+        dt_tile = load(dt, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
+        dt_bias_tile = load(dt_bias, (head_tile,), (TILE_H,)).astype(ct.float32)  # [H]
+        # state_space_duality.ssd:18  step = clamp(dt + dt_bias, dt_min, dt_max)
+        step_tile = clamp(dt_tile + dt_bias_tile[None, :], dt_min, dt_max)  # [L, H]
+        decay_log2 = A_tile[None, :] * step_tile * LOG2E  # [L, H]: of one token
+        d_decay_tile = ct.where(  # [L, H]: of the natural logarithm: all that goes past; nothing where clamped
+            valid[:, None] & (decay_log2 >= -128.0),
             d_decay_tile + written_before - ct.transpose(d_decay_written_tile) + ct.sum(S_met_tile, axis=1)[None, :],
             0.0,
         )
-        A_tile = load(A, (head_tile,), (TILE_H,)).astype(ct.float32)  # [H]
         d_step_tile = ct.transpose(d_weight_tile) + A_tile[None, :] * d_decay_tile  # [L, H]
-        dt_tile = load(dt, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
-        dt_bias_tile = load(dt_bias, (head_tile,), (TILE_H,)).astype(ct.float32)  # [H]
         d_dt_tile = within(dt_tile + dt_bias_tile[None, :], dt_min, dt_max) * d_step_tile  # [L, H]
         store(d_dt, (batch, chunk, head_tile), (1, CHUNK, TILE_H), d_dt_tile)
-        # state_space_duality.ssd:18  step = clamp(dt + dt_bias, dt_min, dt_max)
-        step_tile = clamp(dt_tile + dt_bias_tile[None, :], dt_min, dt_max)  # [L, H]
         d_A_tile = ct.sum(step_tile * d_decay_tile, axis=0)  # [H]
         store(d_A_part, (lane, slot, head_tile), (1, 1, TILE_H), d_A_tile)
         d_dt_bias_tile = ct.sum(within(dt_tile + dt_bias_tile[None, :], dt_min, dt_max) * d_step_tile, axis=0)  # [H]
@@ -511,8 +535,8 @@ def token_gradients(
 
 def launch(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None, dt_min: float,
-    dt_max: float, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None, d_S0: Tensor,
-    sequences: _packed.Sequences | None, config: Config,
+    dt_max: float, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None, d_S_states: Tensor | None,
+    states_every: int, d_S0: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
     as blocks leave them, None for one that is 0; those of initial states are written in place.
@@ -612,9 +636,10 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            C, _rt.indexable(_rt.given(z, x)), d_y, decay_sum, d_S_part, d_S_left, cut.segment_table, cut.per_segment,
-            config.state_latency_d_y, config.state_latency_C, _rt.PRECISION[config.state], config.chunk,
-            config.state_tile_p, config.state_tile_n, sequences is not None, z is not None,
+            C, _rt.indexable(_rt.given(z, x)), d_y, decay_sum, d_S_part, d_S_left, cut.segment_table,
+            _rt.given(d_S_states, d_S0), states_every, cut.per_segment, config.state_latency_d_y,
+            config.state_latency_C, _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
+            sequences is not None, z is not None, d_S_states is not None,
         ),
         early=True,
     )
@@ -628,9 +653,10 @@ def launch(
         ),
         (
             C, _rt.indexable(_rt.given(z, x)), _rt.given(d_S_final, d_S0), d_y, d_S_left, d_S_part, decay_sum, d_S_end,
-            cut.segment_table, d_S0, cut.per_segment, config.state_latency_S, config.state_latency_d_y,
-            config.state_latency_C, _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
-            sequences is not None, d_S_final is not None, z is not None,
+            cut.segment_table, d_S0, _rt.given(d_S_states, d_S0), states_every, cut.per_segment, config.state_latency_S,
+            config.state_latency_d_y, config.state_latency_C, _rt.PRECISION[config.state], config.chunk,
+            config.state_tile_p, config.state_tile_n, sequences is not None, d_S_final is not None, z is not None,
+            d_S_states is not None,
         ),
         early=True,
     )
@@ -660,8 +686,12 @@ def launch(
     return (d_x, d_dt, d_A_part, d_B, d_C, d_D_part, d_dt_bias_part, d_z)
 
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, "x", parts={"A": (0, 1), "D": (0, 1), "dt_bias": (0, 1)})
-"""What `forward` of `state_space_duality` is differentiated by."""
-
 SPEC_DIGEST = "b90e225a4c7485b45a306b62e322c4c2e8ab244801a587910844632f90451ab7"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
+
+SUMMED: dict[str, tuple[int, ...]] = {"A": (0, 1), "D": (0, 1), "dt_bias": (0, 1)}
+"""The dimensions to sum over of the gradients that are left in parts, by input."""
+
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, ("x", "dt"), SUMMED, SPEC_DIGEST, VARIANT)
+"""What `forward` of `state_space_duality` is differentiated by."""

@@ -152,13 +152,17 @@ def tune_preview(
     optional: Sequence[str],
     only: Sequence[str],
     compiles: bool,
+    gradients: bool,
     jobs: int | None,
     heard: Heard,
 ) -> Preview:
     """What `tune` would begin with, as far as that can be said without a GPU."""
     from ssdgen.run.tune import preview
 
-    return preview(form, shape, dtype=dtype, optional=optional, only=only, compiles=compiles, jobs=jobs, heard=heard)
+    return preview(
+        form, shape, dtype=dtype, optional=optional, only=only, compiles=compiles, gradients=gradients, jobs=jobs,
+        heard=heard,
+    )  # fmt: skip
 
 
 def tune(
@@ -170,6 +174,7 @@ def tune(
     seconds: float,
     jobs: int | None,
     structural: bool,
+    gradients: bool,
     to: Path | None,
     heard: Heard,
 ) -> tuple[Tuned, ...]:
@@ -185,6 +190,7 @@ def tune(
         seconds=seconds,
         jobs=jobs,
         structural=structural,
+        gradients=gradients,
         to=to,
         heard=heard,
     )

@@ -23,7 +23,7 @@ from ssdgen.files import make_folder, write
 
 if TYPE_CHECKING:
     from ssdgen.run.bench.forward import Effort, Subject
-    from ssdgen.run.bench.rows import Document
+    from ssdgen.run.bench.rows import Document, Row, TrainingStep
     from ssdgen.run.bench.shapes import Shape
 
 bench = typer.Typer(rich_markup_mode=None, no_args_is_help=False, invoke_without_command=True)
@@ -238,6 +238,36 @@ def decode(
 
 
 @bench.command()
+def training(
+    batch: Annotated[int, typer.Option(min=1, help="Sequences of a step.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 2048,
+    layers: Annotated[int, typer.Option(min=1, help="Mixers of the model; 24 are 130M parameters.")] = 24,
+    out: Out = None,
+    peers: Annotated[str, typer.Option(metavar="NAMES", help="mamba_ssm, or none.")] = "mamba_ssm",
+    rounds: Rounds = 20,
+    seconds: Seconds = 120.0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """A training step of a 130M model with our kernels and with a peer's in their place, and what of it the scans are."""
+    from ssdgen.nn import Mixer
+    from ssdgen.run.bench.environment import environment, need_gpu
+    from ssdgen.run.bench.measure import CudaMeter
+    from ssdgen.run.bench.training import PEERS, CudaTimer, Size
+    from ssdgen.run.bench.training import training as measured
+
+    others = () if peers == "none" else several(peers, PEERS, "--peers")
+    need_gpu()
+    save = _saver(out)
+    with progress("bench training") as step:
+        document = measured(
+            Mixer, CudaMeter(), CudaTimer(), environment(_command()), rounds, seconds,
+            size=Size(layers=layers, batch=batch, tokens=tokens), peers=others, progress=step, save=save,
+        )  # fmt: skip
+    _finish(document, out, json)
+
+
+@bench.command()
 def draw(
     files: Annotated[list[Path], typer.Argument(metavar="FILE.json...", help="What the other commands wrote.")],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", parser=folder)] = Path("."),
@@ -329,7 +359,8 @@ def _finish(document: Document, out: Path | None, json: bool) -> None:
         show(to_json(document))
     else:
         show(as_text(tables(document)).rstrip("\n"))
-    wrong = [row for row in document.rows if row.family == OURS and not row.right]
+    wrong: list[Row | TrainingStep] = [row for row in document.rows if row.family == OURS and not row.right]
+    wrong += [step for step in document.steps if step.family == OURS and step.note]
     if wrong:
         say(f"ssdgen: {len(wrong)} results of ours are wrong or failed; the first: {wrong[0].name} at {wrong[0].shape}")
         raise typer.Exit(1)

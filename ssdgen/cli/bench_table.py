@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from ssdgen.run.bench.rows import Document, Ratio, Row, Spread
+    from ssdgen.run.bench.rows import Document, Ratio, Row, Spread, TrainingStep
 
 NONE = "-"
 WIDTH = 190
@@ -27,6 +27,8 @@ def tables(document: Document) -> Iterator[Table | str]:
     )
     if document.rows:
         yield _rows(document)
+    if document.steps:
+        yield _steps(document)
     if document.ratios:
         yield _ratios(document)
     for mean in document.means:
@@ -114,6 +116,40 @@ def _row(place: str, row: Row) -> list[Text]:
         row.note,
     ]
     return [Text(cell, style) for cell in cells]
+
+
+def _steps(document: Document) -> Table:
+    caption = (
+        "step: forward, loss, backward and AdamW, median with p10..p90; scan: one layer's, forward and backward, by itself; "
+        "share: of a step that the scans of all layers take; peak: of memory in a step, parameters and optimizer included; "
+        "stored: by one scan for its backward pass, beyond its inputs and y; loss, off: of the first step, and how far its "
+        "gradients are from ours"
+    )
+    head = ("model", "", "step ms", "p10..p90", "tokens/s", "scan us", "share", "peak GB", "stored MB", "loss", "off")
+    table = _table(*head, "note", words=2, caption=caption)
+    for i, step in enumerate(document.steps):
+        place = f"{step.layers} layers of {step.width}, scans of {step.shape}"
+        table.add_row("" if i else place, *_step(step))
+    return table
+
+
+def _step(step: TrainingStep) -> list[Text]:
+    us = step.step_us
+    batch, tokens = map(int, step.shape.split(",")[:2])
+    cells = [
+        f"{step.family} {step.name}",
+        f"{us.median / 1e3:.1f}" if us else NONE,
+        f"{us.p10 / 1e3:.1f}..{us.p90 / 1e3:.1f}" if us else NONE,
+        f"{1e6 * batch * tokens / us.median:,.0f}" if us else NONE,
+        _us(step.scan_us),
+        _number(step.share, "{:.0%}"),
+        _number(step.peak_bytes, "{:.2f}", 1e9),
+        _number(step.stored_bytes, "{:.1f}", 1e6),
+        _number(step.loss, "{:.4f}"),
+        _number(step.difference, "{:.1e}"),
+        step.note,
+    ]
+    return [Text(cell) for cell in cells]
 
 
 def _ratios(document: Document) -> Table:

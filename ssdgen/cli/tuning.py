@@ -50,6 +50,7 @@ def tune(
     ] = 50.0,
     jobs: Jobs = None,
     numeric_only: Annotated[bool, typer.Option("--numeric-only", help="Keep the module as it is emitted.")] = False,
+    gradients: Annotated[bool, typer.Option("--gradients", help="The kernels of the gradients instead.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the space and the pruning; needs no GPU.")] = False,
     compile: Annotated[bool, typer.Option("--compile", help="With --dry-run: compile the candidates too.")] = False,
     to: Annotated[
@@ -75,9 +76,13 @@ def tune(
             step(number, number + waiting, str(result.candidate))
 
         if dry_run:
-            previews = [pipeline.tune_preview(form, s, kind, names, only, compile, jobs, heard) for s in shapes]
+            previews = [
+                pipeline.tune_preview(form, s, kind, names, only, compile, gradients, jobs, heard) for s in shapes
+            ]
         else:
-            tuned = pipeline.tune(form, shapes, kind, names, only, seconds, jobs, not numeric_only, to, heard)
+            tuned = pipeline.tune(
+                form, shapes, kind, names, only, seconds, jobs, not numeric_only, gradients, to, heard
+            )
     if dry_run:
         _show_previews(previews, json)
     else:

@@ -12,6 +12,7 @@ from ssdgen.emit.host import Host, quoted, tupled
 from ssdgen.emit.printer import LOG2E
 from ssdgen.ir.gradients import EntryKernel, GradientPlan, Result
 from ssdgen.ir.plan import CHUNKS, Parameter
+from ssdgen.plan.names import EVERY, key_inputs
 
 
 def gradients_name(name: str) -> str:
@@ -39,9 +40,14 @@ class GradientHost(Host):
         """The argument that is the gradient which arrives at a final state."""
         return self.gradient(f"{self._ends[state]}_final")
 
+    def prefixes(self, state: str) -> str:
+        """The argument that is the gradient which arrives at the states kept at the ends of blocks."""
+        return self.gradient(f"{self._ends[state]}_states")
+
     def argument(self, p: Parameter) -> str:
         """The host expression that is passed for a parameter of a kernel."""
         ends = {f"{end}_final": state for state, end in self._ends.items()}
+        kept = {f"{end}_states": state for state, end in self._ends.items()}
         match p.role:
             case "arriving":
                 return self.gradient(p.argument)
@@ -54,6 +60,10 @@ class GradientHost(Host):
                 if p.role == "flag":
                     return f"{self.arriving(state)} is not None"
                 return f"_rt.given({self.arriving(state)}, {self.final(state)})"
+            case "prefixes":
+                return f"_rt.given({self.prefixes(kept[p.argument])}, {self.final(kept[p.argument])})"
+            case "flag" if p.argument in kept:
+                return f"{self.prefixes(kept[p.argument])} is not None"
             case "final":
                 return self.gradient(p.argument)
             case _:
@@ -85,12 +95,14 @@ class GradientHost(Host):
         arguments += [f"{d}: Tensor" for d in outputs] + [
             f"{self.arriving(s.name)}: Tensor | None" for s in layer.states
         ]
+        arguments += [*(f"{self.prefixes(s.name)}: Tensor | None" for s in layer.states), f"{EVERY}: int"]
         arguments += [f"{self.final(s.name)}: Tensor" for s in layer.states]
         tokens = [self.host(t.name) for t in layer.inputs if layer.time in t.axes and not t.optional]
         return {
             "plan": plan,
             "layer": layer,
             "leader": plan.leader,
+            "keyed": tupled([quoted(name) for name in key_inputs(layer, plan.leader)]),
             "arguments": [*arguments, "sequences: _packed.Sequences | None", "config: Config"],
             "sizes": self.lengths(texts, [(self.final(s.name), s.axes) for s in layer.states]),
             "indexable": self.each([*tokens, *outputs], "_rt.indexable(v)"),

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid, silu, softplus
+from torch.nn.functional import logsigmoid, rms_norm, silu, softplus
 
 from ssdgen import pipeline
 from ssdgen.build.store import folder_in_cache
@@ -76,7 +76,7 @@ class Mixer(nn.Module):
     ) -> None:
         super().__init__()
         self.layer = layer = read_layer(load_source(str(spec)))
-        self.module = module_of(layer, str(spec))
+        self.module: Any = module_of(layer, str(spec))
         self.conv = importlib.import_module(".causal_conv", self.module.__package__)
         self.size = _sizes(layer, heads, groups, sizes or {})
         if type(width) is not int or width < 1:
@@ -180,7 +180,8 @@ class Mixer(nn.Module):
         y = y.permute([self.places[out.name].index(a) for a in axes]).flatten(2)
         if self.gate is None:
             y = y * silu(gate)
-        combined: Tensor = self.out(self.norm(y))
+        scale = self.norm.weight.to(y.dtype)  # under autocast: with a scale of another dtype no fused kernel runs
+        combined: Tensor = self.out(rms_norm(y, self.norm.normalized_shape, scale, self.norm.eps))
         return combined
 
     def _parameter(self, t: Input) -> nn.Parameter:

@@ -169,7 +169,7 @@ class PortableBuilder:
         axes = (self.layer.batch, time, KEY, head)
         sums = self.sums[score.decay]
         later = sums.before if score.at == -1 else sums.through
-        left = decayed(later, retime(sums.through, time, KEY), at_most_0)
+        left = decayed(later, retime(sums.through, time, KEY), self._between)
         vector = self.value(section, score.vector)
         column = retime(self.value(section, score.column, bool(score.lag)), time, KEY)
         inside = score.axis in axes_of(left)
@@ -180,6 +180,10 @@ class PortableBuilder:
         weight = retime(self._weight(score.weight, section), time, KEY)
         value = mul(product, ONE if inside else left, weight)
         return self.named(section, score.name, where(self._causal(score.at), value), axes)
+
+    def _between(self, difference: Expr) -> Expr:
+        """A difference of sums at most 0, between two tokens only: of a token and itself its gradient would be noise."""
+        return at_most_0(where(self._causal(-1), difference))
 
     def _causal(self, at: int) -> Ref:
         key = f"causal {at}"

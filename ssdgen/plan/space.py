@@ -16,6 +16,7 @@ from ssdgen.plan.settings import NO_PRODUCT, YES_NO, configure, structure
 TRIED: dict[str, tuple[int, ...]] = {
     "chunk": (32, 64, 128),
     "share_scores_from": (0, 1),
+    "shares": (0, 1, 2, 4, 8),
     "occupancy": (0, 1, 2, 3, 4),
     "warps": (0, 4, 8),
     "state_tile": (32, 64, 128, 256),
@@ -42,6 +43,20 @@ ORDER = (
 )
 """The knobs by how much they changed the time on an H200, those that matter most first; `latency` are all `latency_NAME`. A
 search that runs out of time has tried the first ones."""
+
+GRADIENT_ORDER = (
+    "segments",
+    "shares",
+    "latency",
+    "state_latency",
+    "warps_chunk_gradients",
+    "state_tile",
+    "occupancy",
+    "warps",
+    "tile",
+    "chunk",
+)
+"""The same of the kernels of gradients, those first of which most of the time is known to depend."""
 
 HEAD_TILES = (2, 4, 8, 16, 32)
 
@@ -73,6 +88,25 @@ def knob_space(form: ChunkForm) -> tuple[SpaceKnob, ...]:
         *(SpaceKnob(k.name, "numeric", _numbers(form, k)) for k in numeric),
         *(SpaceKnob(k.name, "accuracy", _precisions(form, k)) for k in fields.values() if k.kind == "precision"),
     )
+
+
+def gradient_space(plan: Plan) -> tuple[SpaceKnob, ...]:
+    """Every knob of the kernels of a plan's gradients, which have no structural ones; none if there are no kernels. A chunk is
+    not shorter than the default's, by whose entry states calls are known to be within reach of int32."""
+    gradients = plan.gradients
+    if gradients is None or gradients.refused:
+        return ()
+    head, out = plan.form.recurrence.layer.head, []
+    for knob in sorted(gradients.plan.knobs, key=lambda k: _rank(k.name, GRADIENT_ORDER)):
+        defaults = tuple(map(str, dict(knob.defaults).values()))
+        if knob.kind == "precision":
+            out.append(SpaceKnob(knob.name, "accuracy", _first(defaults, PRECISIONS)))
+            continue
+        kind, name = _split(knob.name)
+        tried = HEAD_TILES if (kind, name) == ("tile", head) else TRIED[kind]
+        least = int(defaults[0]) if kind == "chunk" else 0
+        out.append(SpaceKnob(knob.name, "numeric", _first(defaults, (str(n) for n in tried if n >= least))))
+    return tuple(out)
 
 
 def _structural(form: ChunkForm, possible: Mapping[PlanName, Plan]) -> Iterable[SpaceKnob]:
@@ -108,8 +142,9 @@ def _precisions(form: ChunkForm, knob: Knob) -> tuple[str, ...]:
     return _first(declared, PRECISIONS)
 
 
-def _rank(field: str) -> int:
-    return next(i for i, name in enumerate(ORDER) if field == name or field.startswith(f"{name}_"))
+def _rank(field: str, order: tuple[str, ...] = ORDER) -> int:
+    named = (i for i, name in enumerate(order) if field == name or field.startswith(f"{name}_"))
+    return next(named, len(order))
 
 
 def _split(field: str) -> tuple[str, str]:

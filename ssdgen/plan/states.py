@@ -111,10 +111,7 @@ def keep(builder: WalkBuilder, *carried: tuple[ChunkState, Ref, tuple[str, ...]]
 
     Each state comes with the tile that is carried and the conditions under which a thread block is the one that stores it.
     """
-    every = builder.declare(Parameter("every", "scalar", EVERY, dtype="i32"))
-    origin = "first + " if PACKED in builder.parameters else ""
-    builder.place[BLOCKS] = Slot(BLOCKS, f"{origin}end // {every} - 1", "1")
-    end = Let(Ref("end"), Apply("add", (mul(Ref("chunk"), Ref("CHUNK")), Ref("CHUNK"))))
+    every = place_blocks(builder)
     stores: list[Statement] = []
     for state, tile, conditions in carried:
         name = f"{state.name}_states"
@@ -122,7 +119,21 @@ def keep(builder: WalkBuilder, *carried: tuple[ChunkState, Ref, tuple[str, ...]]
         kept = builder.declare(Parameter(name, "prefixes", name, (batch, BLOCKS, *rest), "f32"))
         store = Store(kept, builder.slots(kept), tile, builder.tile_axes(state.axes))
         stores.append(If(" and ".join(conditions), (store,)) if conditions else store)
-    return When(builder.flag(KEPT, EVERY), (end, If(f"end % {every} == 0 and end <= length", tuple(stores))))
+    return at_block_end(builder.flag(KEPT, EVERY), every, tuple(stores))
+
+
+def place_blocks(builder: WalkBuilder) -> str:
+    """Declare the tokens of a block at whose end states are kept, and where those lie; the parameter's name."""
+    every = builder.declare(Parameter("every", "scalar", EVERY, dtype="i32"))
+    origin = "first + " if PACKED in builder.parameters else ""
+    builder.place[BLOCKS] = Slot(BLOCKS, f"{origin}end // {every} - 1", "1")
+    return every
+
+
+def at_block_end(flag: str, every: str, statements: tuple[Statement, ...]) -> When:
+    """`statements`, under a flag, where a chunk is the last of a whole block of `every` tokens."""
+    end = Let(Ref("end"), Apply("add", (mul(Ref("chunk"), Ref("CHUNK")), Ref("CHUNK"))))
+    return When(flag, (end, If(f"end % {every} == 0 and end <= length", statements)))
 
 
 def add_input(builder: WalkBuilder, state: Ref, total: Expr, carry: Expr, row: Expr | None, column: Expr) -> Statement:

@@ -15,12 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Check, Gate
 from ssdgen.plan.gradients.arriving import depends_on_reads
+from ssdgen.plan.names import EVERY
 from ssdgen.run.cases import can_be_absent, sizes_for
 from ssdgen.run.checks import BOUNDS, Expected, bound, compare
-from ssdgen.run.inputs import DTYPES, Case, Inputs, draw, in_order_of_equations, takes
+from ssdgen.run.emulate import EmulationError
+from ssdgen.run.inputs import DTYPES, Case, Inputs, array_axes, draw, in_order_of_equations, takes
+from ssdgen.run.packed_reference import packed_reference
+from ssdgen.run.packing import Packing, drawn, same
 from ssdgen.run.reference import reference
 from ssdgen.run.steps import Within
 
@@ -44,11 +49,14 @@ off by a rounding. On the way to it there are some ten more, whose sum is three 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A call that is differentiated: `reached` says at which results gradients arrive."""
+    """A call that is differentiated: `reached` says at which results gradients arrive, at states that are kept `every` so
+    many tokens too."""
 
     name: str
     case: Case
     reached: str = "outputs and states"
+    packing: Packing | None = None
+    every: int | None = None
 
 
 def gradient_checks(
@@ -56,15 +64,30 @@ def gradient_checks(
 ) -> Iterator[Check]:
     """The checks of every trial, one a gradient."""
     for trial in trials(gate, plan):
-        inputs = draw(plan.form.recurrence.layer, trial.case, device)
+        layer = plan.form.recurrence.layer
+        inputs = draw(layer, trial.case, device) if trial.packing is None else drawn(layer, trial.packing, device)[1]
         wanted = truth(plan, inputs, trial, gate)
         try:
             got = within(partial(differentiated, plan, inputs, trial, forward))
-        except (ValueError, TypeError, RuntimeError) as error:
+        except (EmulationError, ValueError, TypeError, RuntimeError) as error:
             note = " ".join(f"{type(error).__name__}: {error}".split())
             yield Check(trial.name, gate, math.inf, 0.0, passed=False, note=note)
             continue
         yield from compare(gate, trial.name, got, wanted)
+        if trial.packing is not None and trial.packing.kind == "mask":
+            yield from _hidden(gate, layer, trial, got)
+
+
+def _hidden(gate: Gate, layer: Layer, trial: Trial, got: Mapping[str, Tensor]) -> Iterator[Check]:
+    """That the gradients of masked tokens, which hold NaN, are exactly 0."""
+    assert trial.packing is not None
+    for tensor in layer.inputs:
+        axes = array_axes(layer, tensor)
+        if tensor.name in got and {layer.batch, layer.time} <= set(axes):
+            x = got[tensor.name]
+            hidden = ~trial.packing.argument(x.device)
+            tokens = x.movedim((axes.index(layer.batch), axes.index(layer.time)), (0, 1))[hidden]
+            yield same(gate, f"{trial.name}: {tensor.name} of hidden tokens", tokens, torch.zeros_like(tokens))
 
 
 def trials(gate: Gate, plan: Plan) -> Iterator[Trial]:
@@ -84,14 +107,37 @@ def trials(gate: Gate, plan: Plan) -> Iterator[Trial]:
         yield Trial("gradients, several blocks", Case(sizes_for(layer, tokens), dtype="f32", seed=24))
     if takes(layer, "bf16"):
         yield Trial("gradients bf16", Case(short.sizes, dtype="bf16", seed=25))
+    keeps = plan.step.portable is not None  # states are all that goes on from token to token
+    yield from packed_trials(chunk, chunk if keeps else None)
 
 
-def _loss(outputs: Mapping[str, Tensor], finals: Mapping[str, Tensor], trial: Trial) -> Tensor:
+def packed_trials(chunk: int, every: int | None) -> Iterator[Trial]:
+    """Sequences of a chunk and a few tokens, states kept `every` so many; rows that a mask cuts off, and with holes."""
+    t = chunk + 6
+    edges = (0, 3, 3, t - 1, 2 * t)
+    runs = ((0,) * 5 + (1,) * (t - 5), (0,) * t)
+    cut = ((0,) * 4 + (1,) * (t - 4), (1,) * 9 + (0,) * (t - 9))
+    holes = (tuple(int(i % 3 != 1) for i in range(t)), (0,) * t)
+    packings = {
+        "sequences": Packing("", "cu_seqlens", (edges,)),
+        "an index": Packing("", "seq_idx", runs),
+        "an index that never changes": Packing("", "seq_idx", ((0,) * (2 * chunk + 3),) * 2),
+        "padding": Packing("", "mask", cut),
+        "holes": Packing("", "mask", holes),
+    }
+    for name, packing in packings.items():
+        kept = None if packing.kind == "mask" else every
+        yield Trial(f"gradients of {name}", Case({}, dtype="f32"), packing=packing, every=kept)
+
+
+def _loss(
+    outputs: Mapping[str, Tensor], finals: Mapping[str, Tensor], kept: Mapping[str, Tensor], trial: Trial
+) -> Tensor:
     """A weighted sum in float64 of what is reached. Weights are the same for everyone, and numbers that outputs of the case's
     dtype have, so that the gradients which arrive there are not rounded."""
     generator = torch.Generator().manual_seed(3)
     total = torch.zeros((), dtype=torch.float64)
-    for values, kind in ((outputs, "outputs"), (finals, "states")):
+    for values, kind in ((outputs, "outputs"), (finals, "states"), (kept, "states")):
         for value in values.values():
             weight = torch.randn(value.shape, generator=generator).to(DTYPES[trial.case.dtype]).to(value.device)
             if kind in trial.reached:
@@ -113,15 +159,22 @@ def differentiated(plan: Plan, inputs: Inputs, trial: Trial, forward: Callable[.
     leaves = {k: v.detach().clone().requires_grad_() for k, v in (*inputs.tensors.items(), *_initials(inputs).items())}
     states = {s: leaves[f"{s}0"] for s in inputs.states}
     tensors = {name: leaves[name] for name in inputs.tensors}
+    options: dict[str, Any] = {} if trial.every is None else {EVERY: trial.every}
+    if trial.packing is not None:
+        options[trial.packing.kind] = trial.packing.argument(next(iter(tensors.values())).device)
     with torch.enable_grad():
-        values = forward(**Inputs(tensors, inputs.params, states, inputs.arguments).keywords())
+        values = forward(**Inputs(tensors, inputs.params, states, inputs.arguments).keywords(), **options)
         layouts = dict(plan.config.layouts)
         outputs = {}
         for output, value in zip(layer.outputs, values, strict=False):
             order = layouts.get(output.name, output.axes)
             outputs[output.name] = value.permute([order.index(a) for a in output.axes])
-        finals = {s.name: v for s, v in zip(layer.states, values[len(layer.outputs) :], strict=True)}
-        return _gradients(leaves, _loss(outputs, finals, trial))
+        rest = values[len(layer.outputs) :]
+        finals, kept = (
+            {s.name: v for s, v in zip(layer.states, found, strict=True)} if found else {}
+            for found in (rest[: len(layer.states)], rest[len(layer.states) :])
+        )
+        return _gradients(leaves, _loss(outputs, finals, kept, trial))
 
 
 def truth(plan: Plan, inputs: Inputs, trial: Trial, gate: Gate) -> dict[str, Expected]:
@@ -145,10 +198,15 @@ def _true(plan: Plan, inputs: Inputs, trial: Trial, values: Mapping[str, Tensor]
     layer = plan.form.recurrence.layer
     leaves = {name: x.detach().double().requires_grad_() for name, x in values.items()}
     with torch.enable_grad():
-        tensors = in_order_of_equations(layer, {name: leaves[name] for name in inputs.tensors})
+        tensors = {name: leaves[name] for name in inputs.tensors}
         states = {s: leaves[f"{s}0"] for s in inputs.states}
-        outputs, finals = reference(layer, tensors, inputs.params, states)
-        return _gradients(leaves, _loss(outputs, finals, trial))
+        kept: dict[str, Tensor] = {}
+        if trial.packing is None:
+            outputs, finals = reference(layer, in_order_of_equations(layer, tensors), inputs.params, states)
+        else:
+            whole = Inputs(tensors, inputs.params, states, inputs.arguments)
+            outputs, finals, kept = packed_reference(layer, whole, trial.packing, trial.every)
+        return _gradients(leaves, _loss(outputs, finals, kept, trial))
 
 
 def _sensitive(plan: Plan, given: Mapping[str, Tensor]) -> list[str]:

@@ -44,9 +44,8 @@ def compile_requests(
         for way in ways:
             for request in _launched(plan, module, dtype, *way):
                 found.setdefault(replace(request, label=""), []).append(request.label)
-            if not way[2]:
-                for request in _differentiated(plan, module, dtype, *way[:2]):
-                    found.setdefault(replace(request, label=""), []).append(request.label)
+            for request in _differentiated(plan, module, dtype, *way):
+                found.setdefault(replace(request, label=""), []).append(request.label)
         for request in _stepped(plan, module, dtype, subsets):
             found.setdefault(replace(request, label=""), []).append(request.label)
     labelled = [replace(request, label=f"{_common(labels)} {note}".strip()) for request, labels in found.items()]
@@ -77,10 +76,10 @@ def _launched(
 
 
 def _differentiated(
-    plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...], packed: bool
+    plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...], packed: bool, states: bool
 ) -> list[CompileRequest]:
     """The kernels of the gradients of one call, with initial states, where gradients arrive at the final ones too."""
-    call, label = _aligned_call(plan, dtype, present, packed)
+    call, label = _aligned_call(plan, dtype, present, packed, module.CONFIGS[DTYPES[dtype]].chunk if states else 0)
     gradients = gradients_of(module)
     if gradients is None:
         return []

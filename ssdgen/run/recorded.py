@@ -115,7 +115,7 @@ def record_gradients(
     module: Any, call: Call, config: Any = None, label: str = "", *, finals: bool = True
 ) -> tuple[Launch, ...]:
     """The launches of the gradients of `call`, as `record` has its own: none where kernels compute no gradients. With `finals`
-    gradients arrive at final states too. `config` is a Config of the module of gradients."""
+    gradients arrive at final states too, and at those that `call` keeps. `config` is a Config of the module of gradients."""
     gradients = gradients_of(module)
     if gradients is None:
         return ()
@@ -124,11 +124,28 @@ def record_gradients(
     states = [arguments.get(names(f"{s}0")) for s in layer.states]
     dtype = dtype_of(module, call, gradients.GRADIENTS.leader)
     outputs = [torch.empty([call.sizes[a] for a in axes], dtype=dtype) for axes in layer.outputs.values()]
-    defaults = inspect.signature(module.forward).parameters
-    scalars = [float(defaults[names(s.name)].default) for s in layer.scalars]
+    scalars = default_scalars(module)
     edges = arguments.get("cu_seqlens")
     ends = [torch.empty([call.sizes[a] for a in axes]) if finals else None for axes in layer.states.values()]
-    return _recorded(module, label, lambda: gradients.GRADIENTS(inputs, scalars, states, edges, outputs, ends, config))
+    kept = [
+        torch.empty(
+            [call.sizes[axes[0]], call.sizes[layer.time] // call.states_every, *(call.sizes[a] for a in axes[1:])]
+        )
+        for axes in (layer.states.values() if call.states_every else ())
+    ]
+    every = call.states_every or None
+    return _recorded(
+        module, label,
+        lambda: gradients.GRADIENTS(
+            inputs, scalars, states, edges, outputs, ends, config, states_every=every, kept=kept
+        ),
+    )  # fmt: skip
+
+
+def default_scalars(module: Any) -> list[float]:
+    """What a call of `forward` that names no scalars has for them, in their order."""
+    names, parameters = _argument_names(module), inspect.signature(module.forward).parameters
+    return [float(parameters[names(s.name)].default) for s in module.LAYER.scalars]
 
 
 def _recorded(module: Any, label: str, call: Callable[[], Any]) -> tuple[Launch, ...]:

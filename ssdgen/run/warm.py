@@ -180,11 +180,10 @@ def _of_module(
     requests += [r for step in steps for r in stepped(module, step, device)]
     if "steps" in also:
         requests += [r for step in several_steps(module, steps) for r in stepped(module, step, device)]
-    if "states" in also:
-        kept = (replace(call, states_every=EVERY) for call in calls)
-        requests += [r for call in kept for r in launched(module, call, device)]
+    kept = [replace(call, states_every=EVERY) for call in calls] if "states" in also else []
+    requests += [r for call in kept for r in launched(module, call, device)]
     if "gradients" in also:
-        requests += [r for call in calls for r in differentiated(module, call, device)]
+        requests += [r for call in (*calls, *kept) for r in differentiated(module, call, device)]
     return calls, list(dict.fromkeys(requests))
 
 
@@ -257,13 +256,14 @@ def several_steps(module: ModuleType, steps: Iterable[StepCall]) -> Iterator[Ste
 
 
 def differentiated(module: ModuleType, call: Call, device: Device) -> tuple[CompileRequest, ...]:
-    """The kernels of the gradients of `call` on `device`, for gradients at outputs alone and at final states too, and whether
-    one block has all heads of a group or several share them, which depends on batch and tokens."""
+    """The kernels of the gradients of `call` on `device`, for gradients at outputs alone and at final states too: with the
+    Config that the module chooses, and whether one block has all heads of a group or several share them, which depends on
+    batch and tokens."""
     gradients = gradients_of(module)
     if gradients is None:
         return ()
     default = gradients.CONFIGS[dtype_of(module, call, gradients.GRADIENTS.leader)]
-    configs = [replace(default, shares=n) for n in (1, 2)] if hasattr(default, "shares") else [default]
+    configs = [None, *(replace(default, shares=n) for n in (1, 2))] if hasattr(default, "shares") else [None]
     with assumed(module, device):
         several = [
             record_gradients(module, call, config, finals=finals) for config in configs for finals in (False, True)

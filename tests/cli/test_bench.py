@@ -16,7 +16,7 @@ from ssdgen.run.bench.shapes import SHAPES
 from tests.cli.conftest import Command
 from tests.run.bench import made
 
-COMMANDS = ("forward", "ablation", "growth", "decode")
+COMMANDS = ("forward", "backward", "training", "ablation", "growth", "decode")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -50,6 +50,14 @@ def test_only_some_fields(ssdgen: Command) -> None:
     assert data["points"] == 7**5 * 3
 
 
+def test_a_dry_run_of_gradients(ssdgen: Command) -> None:
+    shape = ("--shape", "b=4,t=4096,h=8", "--dry-run", "--json", "--fields", "segments,shares")
+    (data,) = json.loads(ssdgen("tune", "mamba2", "--gradients", *shape).out)
+    assert data["structural"] == {}
+    assert set(data["numeric"]) == {"segments", "shares"}
+    assert data["candidates"][0]["candidate"] == "default"
+
+
 @no_gpu
 def test_without_a_gpu_there_is_a_way_to_look(ssdgen: Command) -> None:
     result = ssdgen("tune", "mamba2", "--shape", "b=4,t=16384,h=8")

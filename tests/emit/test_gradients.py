@@ -22,8 +22,8 @@ from ssdgen.spec import load_source, read_layer
 
 GENERATED = Path(mamba2.__file__).parent
 MODULES = ("linear_attention", "mamba2", "mlstm", "retnet", "simple_gla", "state_space_duality")
-LONGEST_MODULE, LONGEST_KERNEL = 690, 125
-LONGEST = {"mlstm": 970}
+LONGEST_MODULE, LONGEST_KERNEL = 710, 125
+LONGEST = {"mlstm": 1025}
 """Two states have two walks in each direction."""
 EXACT = dict.fromkeys(("scores", "carried", "intra", "state"), "tf32x3")
 
@@ -215,19 +215,16 @@ def test_what_int32_does_not_reach_is_left_to_the_portable_form() -> None:
     assert not _gradients.reached(mamba2.LAYER, {**sizes, "t": 1 << 10, "p": 257}, [x]), "no tile has so many rows"
 
 
-@pytest.mark.parametrize("name", ["states_every", "seq_idx", "mask"])
-def test_what_the_kernels_lack(name: str) -> None:
-    """Calls that the portable form differentiates."""
-    with _runtime.launcher(launch):
-        operator = mamba2.OPERATOR
-        arguments = [torch.zeros([1] * len(i.axes)) for i in operator._specs] + [None] * 8
-        lacking = list(arguments)
-        lacking[operator._names.index(name)] = 1
-        assert operator._have_kernels(arguments)
-        assert not operator._have_kernels(lacking)
-        assert operator._by_kernels(lacking, [], []) is None
-    assert not operator._have_kernels(arguments)
-    assert operator._by_kernels(arguments, [], []) is None
+def test_more_sequences_than_int32_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many there are is known when they are counted: each has a chunk of its own, however short."""
+    layer = read_layer(load_source("simple_gla"))
+    inputs = dict(draw(layer, Case({"b": 1, "t": 64, "h": 2, "p": 32, "n": 32}, dtype="f32"), "cpu").keywords())
+    monkeypatch.setattr(_runtime, "LIMIT", 10 * 2 * 32 * 32)
+    given = (values(simple_gla.LAYER, inputs), (), (None,), None, (None,), (None,))
+    with _runtime.launcher(lambda *arguments: None):
+        _gradients.of("generated.simple_gla")(*given, seq_idx=torch.arange(64)[None] // 8)
+        with pytest.raises(ValueError, match=r"simple_gla: gradients of 16 packed sequences, .* pass fewer at once"):
+            _gradients.of("generated.simple_gla")(*given, seq_idx=torch.arange(64)[None] // 4)
 
 
 def test_a_module_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

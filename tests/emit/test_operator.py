@@ -98,6 +98,15 @@ def test_every_gradient(name: str) -> None:
     assert all(got[k].dtype == inputs[k].dtype for k in got)
 
 
+@pytest.fixture
+def kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No gradient is that of the portable form."""
+    monkeypatch.setattr(
+        _operator.Operator, "_add", lambda *arguments: pytest.fail("the portable form is differentiated")
+    )
+
+
+@pytest.mark.usefixtures("kernels_alone")
 @pytest.mark.parametrize("which", [slice(0, 1), slice(1, 2), slice(2, 3)])
 def test_where_gradients_arrive(which: slice) -> None:
     """At the output, the final state or the kept states alone."""
@@ -108,6 +117,7 @@ def test_where_gradients_arrive(which: slice) -> None:
     )
 
 
+@pytest.mark.usefixtures("kernels_alone")
 @pytest.mark.parametrize("every", [64, 128, 192])
 def test_kept_states(every: int) -> None:
     """Blocks of states that are kept, and those of the gradient, need not be the same."""
@@ -115,9 +125,10 @@ def test_kept_states(every: int) -> None:
     compare(emulated(mlstm.forward, inputs, weighted()), gradients(mlstm.forward, inputs, weighted(), torch.float64))
 
 
-@pytest.mark.parametrize("packing", ["cu_seqlens", "seq_idx", "mask"])
+@pytest.mark.usefixtures("kernels_alone")
+@pytest.mark.parametrize("packing", ["cu_seqlens", "seq_idx", "mask", "holes"])
 def test_packed(packing: str) -> None:
-    """No gradient crosses a boundary; that of a token which belongs to no sequence is 0."""
+    """No gradient crosses a boundary; that of a token which belongs to no sequence is 0, also if it holds NaN."""
     inputs = inputs_of("mamba2", tokens=150, batch=1 if packing == "cu_seqlens" else 2)
     rows = inputs["x"].shape[0]
     if packing == "cu_seqlens":
@@ -126,13 +137,16 @@ def test_packed(packing: str) -> None:
     elif packing == "seq_idx":
         inputs["seq_idx"] = (torch.arange(150) // 60).expand(rows, 150)
     else:
-        inputs["mask"] = torch.arange(150).expand(rows, 150) % 3 > 0
-    extra = {packing: inputs.pop(packing)}
+        token = torch.arange(150).expand(rows, 150)
+        inputs["mask"] = token % 3 > 0 if packing == "holes" else (token >= 7) & (token < 131)
+        for name in ("x", "dt", "B", "C", "z"):
+            inputs[name][~inputs["mask"]] = torch.nan
+    extra = {name: inputs.pop(name) for name in ("cu_seqlens", "seq_idx", "mask") if name in inputs}
     forward = lambda **named: mamba2.forward(**named, **extra)  # noqa: E731
     got = emulated(forward, inputs, weighted())
     compare(got, gradients(forward, inputs, weighted(), torch.float64))
-    if packing == "mask":
-        assert not got["x"][:, ::3].any()
+    if "mask" in extra:
+        assert not any(got[name][~extra["mask"]].any() for name in ("x", "dt", "B", "C", "z"))
 
 
 def test_narrower_inputs() -> None:
@@ -242,9 +256,10 @@ def test_opcheck_of_gradients(name: str) -> None:
     module, inputs = importlib.import_module(f"generated.{name}"), inputs_of(name, tokens=70)
     operator = module.OPERATOR
     given = in_order(module, inputs)
-    y, state = torch.randn(2, 70, 4, 32), torch.randn(2, 4, 32, 32)
+    y, state, kept = torch.randn(2, 70, 4, 32), torch.randn(2, 4, 32, 32), torch.randn(2, 1, 4, 32, 32)
     states = [given[i] for i in operator._tensors[len(operator._specs) :]]
-    arguments = (*given[: len(operator._specs) + len(module.LAYER.scalars)], *states, None, y, state)
+    packing = (None, torch.arange(140).reshape(2, 70) // 64, None)
+    arguments = (*given[: len(operator._specs) + len(module.LAYER.scalars)], *states, *packing, 64, y, state, kept)
     with one_thread(), _runtime.launcher(launch):
         torch.library.opcheck(operator._kernels, arguments)
 
@@ -289,10 +304,14 @@ def test_mistakes(changed: dict[str, Any], error: type[Exception], message: str)
 
 
 def test_kept_states_of_a_shorter_chunk_than_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tuning table may have chosen one: states at multiples of 96 tokens are at no end of chunks of 64."""
+    """A tuning table may have chosen one: states at multiples of 96 tokens are at no end of chunks of 64, which gradients are
+    computed in by default."""
     inputs = inputs_of("mamba2")
     short = mamba2.Config(chunk=32, scores="tf32", carried="tf32", intra="tf32", state="tf32")
-    chosen = lambda layer, config, configs, **key: config or short  # noqa: E731
+
+    def chosen(layer: Any, config: Any, configs: Any, **key: Any) -> Any:
+        return config or (short if configs is mamba2.CONFIGS else configs[torch.float32])
+
     monkeypatch.setattr(mamba2._tuned, "chosen", chosen)
     inputs["states_every"] = 96
     got = emulated(mamba2.forward, inputs, weighted(slice(2, 3)))

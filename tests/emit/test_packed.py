@@ -114,7 +114,9 @@ def test_tables_of_a_mask(plane: tuple[int, int], chunk: int, per_segment: int, 
         for r in range(b):
             assert torch.equal(gathered[0][r, : sequences.stops[r]], x[r][mask[r]])
             assert torch.equal(gathered[1][r, : sequences.stops[r]], x[r, :, :, 0][mask[r]])
-        assert torch.equal(support().scatter(layer, sequences, "y", gathered[0], t), x * mask[:, :, None, None])
+        assert torch.equal(
+            support().scatter(layer, sequences, layer.outputs["y"], gathered[0], t), x * mask[:, :, None, None]
+        )
 
 
 @settings(max_examples=60, deadline=None)
@@ -139,6 +141,10 @@ def test_states_enter_a_rows_first_sequence_and_leave_its_last() -> None:
     assert not spread[1:3].any()
     final = torch.randn(4, 1, 2, 3)
     assert torch.equal(support().pick_states(layer, sequences, "S", final, 2), final[[2, 3]])
+    arriving = support().spread_states(layer, sequences, "S", S0, last=True)
+    assert torch.equal(arriving[[2, 3]], S0), "what arrives at final states arrives where they are"
+    assert not arriving[:2].any()
+    assert torch.equal(support().pick_states(layer, sequences, "S", final, 2, last=False), final[[0, 3]])
     own = from_lengths([3, 0, 2])
     assert support().spread_states(layer, own, "S", final) is final
     assert support().pick_states(layer, own, "S", final, 1) is final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -39,13 +40,25 @@ def test_specs_without_kernels(spec: str) -> None:
     assert all(c.passed for c in checks), [c for c in checks if not c.passed]
 
 
-@pytest.mark.parametrize("gate", ["portable", "emulation"])
-def test_simple_gla(gate: Any) -> None:
-    """The rest is checked by `ssdgen verify`, in the tests of it."""
-    checks = list(gradient(gate, plan_of("simple_gla"), subject("simple_gla").module))
+@pytest.mark.parametrize("spec", ["mamba2", "state_space_duality", "retnet", "linear_attention", "simple_gla", "mlstm"])
+def test_kernels(spec: str) -> None:
+    """Those of every spec that has them; a module without those of gradients is checked in the tests of `verify`."""
+    checks = list(gradient("emulation", plan_of(spec), importlib.import_module(f"generated.{spec}")))
+    assert all(c.passed for c in checks), [c for c in checks if not c.passed]
+    assert {c.name.partition(":")[0] for c in checks} >= {
+        "gradients of an index",
+        "gradients of holes",
+        "gradients bf16",
+    }
+
+
+def test_what_is_checked() -> None:
+    """Every input and initial state, and that nothing reaches a hidden token."""
+    checks = list(gradient("portable", plan_of("simple_gla"), subject("simple_gla").module))
     assert all(c.passed for c in checks), [c for c in checks if not c.passed]
     names = {c.name.partition(":")[2].strip() for c in checks}
-    assert names == {"q", "k", "v", "g", "S0"}
+    hidden = {f"{name} of hidden tokens" for name in ("q", "k", "v", "g")}
+    assert names == {"q", "k", "v", "g", "S0"} | hidden
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "S0"])

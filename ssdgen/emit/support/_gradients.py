@@ -11,12 +11,13 @@ import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _cut, _packed, _replay
+from . import _cut, _packed, _replay, _tuned
 from . import _runtime as _rt
 
 CHUNK = 64
@@ -35,20 +36,24 @@ WIDEST = 256
 
 
 class Gradients:
-    """The gradients of a layer by kernels: `launch` of an emitted module, its Configs by the dtype of the input `leader`, and
-    the dimensions to sum over of what it leaves in parts, by input."""
+    """The gradients of a layer by kernels: `launch` of an emitted module, its Configs by the dtype of the first of `keyed`, the
+    inputs whose dtypes a tuning key has, and the dimensions to sum over of what it leaves in parts, by input; `digest` and
+    `variant` are those of the module of the forward pass."""
 
     def __init__(
         self,
         layer: _rt.Layer,
         launch: Callable[..., tuple[Tensor | None, ...]],
         configs: Mapping[torch.dtype, Any],
-        leader: str,
+        keyed: tuple[str, ...],
         parts: Mapping[str, tuple[int, ...]],
+        digest: str,
+        variant: str,
     ) -> None:
-        self.layer, self.configs, self.leader = layer, configs, leader
+        self.layer, self.configs, self.leader = layer, configs, keyed[0]
         self._launch, self._parts = launch, parts
-        self._calls = _replay.Calls(self._launched, configs, len(layer.inputs), len(layer.scalars), absent=1)
+        self._keyed, self._digest, self._variant = keyed, digest, variant
+        self._calls = _replay.Calls(self._launched, configs, len(layer.inputs), len(layer.scalars), absent=4)
 
     def __call__(
         self,
@@ -60,13 +65,23 @@ class Gradients:
         finals: Sequence[Tensor | None],
         config: Any = None,
         wanted: Sequence[bool] | None = None,
+        *,
+        seq_idx: Tensor | None = None,
+        mask: Tensor | None = None,
+        states_every: int | None = None,
+        kept: Sequence[Tensor | None] = (),
     ) -> tuple[Tensor | None, ...] | None:
-        """The gradients of inputs, then of initial states, from those that arrive at outputs and final states, as they were
-        passed to a call of `forward` that was right; None if int32 does not reach its arrays, or no tile holds its states.
+        """The gradients of inputs, then of initial states, from those that arrive at outputs, final states and, with
+        `states_every`, those `kept` at the ends of blocks; for arguments as they were passed to a call of `forward` that was
+        right. None if int32 does not reach its arrays, or no tile holds its states.
 
         They have the dtypes and shapes of what they are of; None for what is absent, and for an input that is not `wanted`.
+        Those of tokens that are in no sequence are 0. `seq_idx` and `mask` synchronise with the device once. Raises ValueError
+        for so many sequences that int32 does not reach their states.
         """
-        found = self._calls(*inputs, *scalars, *states, *outputs, *finals, cu_seqlens, config)
+        between = kept or [None] * len(states)
+        special = cu_seqlens, seq_idx, mask, states_every
+        found = self._calls(*inputs, *scalars, *states, *outputs, *finals, *between, *special, config)
         if found is None:
             return None
         whole = [
@@ -94,15 +109,18 @@ class Gradients:
     def _launched(self, *arguments: Any) -> tuple[Tensor | None, ...] | None:
         """What the kernels leave of each gradient of an input, then the gradients of initial states; None as for a call."""
         layer = self.layer
-        *values, cu_seqlens, config = arguments
-        ends = itertools.accumulate(map(len, (layer.inputs, layer.scalars, layer.states, layer.outputs, layer.states)))
-        inputs, scalars, states, outputs, finals = (values[a:b] for a, b in itertools.pairwise((0, *ends)))
+        *values, cu_seqlens, seq_idx, mask, every, config = arguments
+        parts = layer.inputs, layer.scalars, layer.states, layer.outputs, layer.states, layer.states
+        ends = itertools.accumulate(map(len, parts))
+        inputs, scalars, states, outputs, finals, kept = (values[a:b] for a, b in itertools.pairwise((0, *ends)))
         by_name = dict(zip((i.name for i in layer.inputs), inputs, strict=True))
         initial = dict(zip(layer.states, states, strict=True))
         numbers = dict(zip((s.name for s in layer.scalars), scalars, strict=True))
-        size, sequences = _packed.check(layer, by_name, initial, numbers, (cu_seqlens, None, None))
-        if not reached(layer, size, inputs):
+        size, sequences = _packed.check(layer, by_name, initial, numbers, (cu_seqlens, seq_idx, mask))
+        if not reached(layer, size, inputs, chunk_of(CHUNK, every)):
             return None
+        if sequences is not None and sequences.whole:
+            sequences = None
         leader = by_name[self.leader]
         full = [
             x if i.default is None else _rt.expand(i, x, size, leader)
@@ -115,27 +133,88 @@ class Gradients:
         ]
         first = _cut.final_memory(layer, full, [None] * len(states), size, sequences)
         passed = [d if d is None else d.to(_rt.F32) for d in finals]
+        between = [None if d is None or not d.numel() else d.to(_rt.F32) for d in kept]
         if not size[layer.batch] or not size[layer.time]:
             for x, d in zip(first, passed, strict=True):
                 x.zero_() if d is None else x.copy_(d)
             found: tuple[Tensor | None, ...] = (None,) * len(full)
         else:
             numbered = [float(s) for s in scalars]
-            config = config or self.configs[leader.dtype]
+            config = self._chosen(config, by_name, size, sequences)
+            config = replace(config, chunk=chunk_of(config.chunk, every))
             with torch.no_grad():
-                found = self._launch(*full, *numbered, *states, *arriving, *passed, *first, sequences, config)
+                found, first = self._cut(
+                    (full, numbered, states), (arriving, passed, between), first, size, sequences, every, config
+                )
         # of what is absent nobody wants the gradient, whose memory is then but memory between kernels
         own = zip((*found, *first), (*inputs, *states), strict=True)
         return tuple([None if x is None else gradient for gradient, x in own])
 
+    def _chosen(self, config: Any, inputs: Mapping[str, Tensor | None], size: Mapping[str, int], sequences: Any) -> Any:
+        """The caller's Config, else what a tuning table has for a call's gradients, else the default."""
+        keyed = [inputs[name] for name in self._keyed]
+        dtypes = tuple(x.dtype for x in keyed if x is not None)
+        optional = {i.name: inputs[i.name] for i in self.layer.inputs if i.optional}
+        present = (*_tuned.present({**optional, "packed": sequences}), _tuned.GRADIENTS)
+        leader = keyed[0]
+        assert leader is not None
+        return _tuned.chosen(
+            self.layer, config, self.configs, digest=self._digest, variant=self._variant, present=present, size=size,
+            dtypes=dtypes, x=leader, rules=(),
+        )  # fmt: skip
 
-def reached(layer: _rt.Layer, size: Mapping[str, int], inputs: Sequence[Tensor | None]) -> bool:
-    """Whether int32 reaches every array, entry states of chunks of CHUNK tokens among them, and a tile a whole state."""
+    def _cut(
+        self,
+        given: tuple[Sequence[Tensor | None], Sequence[float], Sequence[Tensor | None]],
+        arriving: tuple[Sequence[Tensor], Sequence[Tensor | None], Sequence[Tensor | None]],
+        first: list[Tensor],
+        size: Mapping[str, int],
+        sequences: _packed.Sequences | None,
+        every: int | None,
+        config: Any,
+    ) -> tuple[tuple[Tensor | None, ...], list[Tensor]]:
+        """The gradients of inputs and of initial states, for which `first` is memory, an entry a sequence.
+
+        What enters a row's first sequence, and what leaves its last, have their gradients there; what is gathered, at the
+        places it came from.
+        """
+        layer, (full, scalars, states), (outputs, finals, kept) = self.layer, given, arriving
+        tail = (every or 0, *first, sequences, config)
+        if sequences is None:
+            return self._launch(*full, *scalars, *states, *outputs, *finals, *kept, *tail), first
+        if not reached(layer, {**size, _rt.SEQUENCE: sequences.count}, full, config.chunk):
+            raise ValueError(
+                f"{layer.name}: gradients of {sequences.count} packed sequences, whose states have more than 2**31 - 1"
+                " elements; pass fewer at once"
+            )
+        full = _packed.gather(layer, sequences, full)
+        named_outputs = zip(layer.outputs.items(), outputs, strict=True)
+        found = self._launch(
+            *full, *scalars, *_packed.spread_all(layer, sequences, states),
+            *(_packed.gathered(layer, sequences, name, axes, d) for (name, axes), d in named_outputs),
+            *_packed.spread_all(layer, sequences, finals, last=True), *kept, *tail,
+        )  # fmt: skip
+        whole = tuple(
+            g if g is None or layer.time not in i.axes
+            else _packed.scatter(layer, sequences, i.axes, g.sum(0) if g.dim() > len(i.axes) else g, size[layer.time])
+            for i, g in zip(layer.inputs, found, strict=True)
+        )  # fmt: skip
+        rows, named = size[layer.batch], zip(layer.states, first, strict=True)
+        return whole, [_packed.pick_states(layer, sequences, name, x, rows, last=False) for name, x in named]
+
+
+def chunk_of(chunk: int, every: int | None) -> int:
+    """`chunk`, or fewer tokens where states are kept `every` so many, for a chunk to end wherever one is."""
+    return chunk if every is None else min(chunk, every & -every)
+
+
+def reached(layer: _rt.Layer, size: Mapping[str, int], inputs: Sequence[Tensor | None], chunk: int = CHUNK) -> bool:
+    """Whether int32 reaches every array, entry states of chunks of `chunk` tokens among them, and a tile a whole state."""
     channels = (a for axes in layer.states.values() for a in axes if a not in (layer.batch, layer.head))
     if any(size[a] > WIDEST for a in channels):
         return False
     tokens = max(x.numel() for x in inputs if x is not None)
-    chunks = (size[layer.time] // CHUNK + 1) * size[layer.batch] + size.get(_rt.SEQUENCE, 0)
+    chunks = (size[layer.time] // chunk + 1) * size[layer.batch] + size.get(_rt.SEQUENCE, 0)
     states = max(math.prod(size[a] for a in axes if a != layer.batch) for axes in layer.states.values())
     return max(tokens, chunks * states) <= _rt.LIMIT
 

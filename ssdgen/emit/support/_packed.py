@@ -286,31 +286,38 @@ def _owners(sequences: Sequences, first: Tensor, span: int) -> tuple[Tensor, Ten
     return places, torch.searchsorted(first[1:], places, right=True, out_int32=True)
 
 
-def spread_states(layer: _rt.Layer, sequences: Sequences, name: str, state: Tensor) -> Tensor:
-    """An initial state with an entry a sequence: the caller's where a row begins, zero elsewhere."""
+def spread_states(layer: _rt.Layer, sequences: Sequences, name: str, state: Tensor, last: bool = False) -> Tensor:
+    """An initial state with an entry a sequence: the caller's where a row begins, zero elsewhere. With `last` what belongs to
+    the final state: the caller's where a row ends."""
     at = layer.states[name].index(layer.batch)
     if sequences.own_states or sequences.count == state.shape[at]:
         return state
     out = state.new_zeros([*state.shape[:at], sequences.count, *state.shape[at + 1 :]])
-    return out.index_copy_(at, torch.searchsorted(sequences.rows, _rows(state.shape[at], state)), state)
+    return out.index_copy_(at, _of_rows(sequences, state.shape[at], last), state)
 
 
-def spread_all(layer: _rt.Layer, sequences: Sequences, states: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """`spread_states` of every initial state that is given."""
+def spread_all(
+    layer: _rt.Layer, sequences: Sequences, states: Sequence[Tensor | None], last: bool = False
+) -> tuple[Tensor | None, ...]:
+    """`spread_states` of every state that is given."""
     named = zip(layer.states, states, strict=True)
-    return tuple(None if s is None else spread_states(layer, sequences, name, s) for name, s in named)
+    return tuple(None if s is None else spread_states(layer, sequences, name, s, last) for name, s in named)
 
 
-def pick_states(layer: _rt.Layer, sequences: Sequences, name: str, state: Tensor, rows: int) -> Tensor:
-    """The final state of a call of a batch of `rows`, from one with an entry a sequence: each row's last."""
+def pick_states(
+    layer: _rt.Layer, sequences: Sequences, name: str, state: Tensor, rows: int, last: bool = True
+) -> Tensor:
+    """The final state of a call of a batch of `rows`, from one with an entry a sequence: each row's last; or its first."""
     at = layer.states[name].index(layer.batch)
     if sequences.own_states or sequences.count == rows:
         return state
-    return state.index_select(at, torch.searchsorted(sequences.rows, _rows(rows, state), right=True) - 1)
+    return state.index_select(at, _of_rows(sequences, rows, last))
 
 
-def _rows(count: int, like: Tensor) -> Tensor:
-    return torch.arange(count, dtype=torch.int32, device=like.device)
+def _of_rows(sequences: Sequences, rows: int, last: bool) -> Tensor:
+    """The number of the first sequence of each row, or of the last."""
+    row = torch.arange(rows, dtype=torch.int32, device=sequences.rows.device)
+    return torch.searchsorted(sequences.rows, row, right=last) - int(last)
 
 
 def gather(layer: _rt.Layer, sequences: Sequences, inputs: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -320,27 +327,29 @@ def gather(layer: _rt.Layer, sequences: Sequences, inputs: Sequence[Tensor | Non
     """
     if sequences.kept is None:
         return tuple(inputs)
-    return tuple(_gathered(layer, sequences.kept, i, x) for i, x in zip(layer.inputs, inputs, strict=True))
+    return tuple(
+        x if x is None or layer.time not in i.axes else gathered(layer, sequences, i.name, i.axes, x)
+        for i, x in zip(layer.inputs, inputs, strict=True)
+    )
 
 
-def _gathered(layer: _rt.Layer, kept: Tensor, spec: _rt.Input, value: Tensor | None) -> Tensor | None:
-    if value is None or layer.time not in spec.axes:
+def gathered(layer: _rt.Layer, sequences: Sequences, name: str, axes: _rt.Axes, value: Tensor) -> Tensor:
+    """`gather` of one tensor, of these axes, time among them."""
+    kept = sequences.kept
+    if kept is None:
         return value
-    if layer.batch not in spec.axes:
-        raise ValueError(
-            f"{layer.name}: `{spec.name}` has no axis {layer.batch}, so its tokens cannot be masked by row"
-        )
-    places = spec.axes.index(layer.batch), spec.axes.index(layer.time)
+    if layer.batch not in axes:
+        raise ValueError(f"{layer.name}: `{name}` has no axis {layer.batch}, so its tokens cannot be masked by row")
+    places = axes.index(layer.batch), axes.index(layer.time)
     rows = torch.arange(kept.shape[0], device=kept.device)[:, None]
     return value.movedim(places, (0, 1))[rows, kept].movedim((0, 1), places)
 
 
-def scatter(layer: _rt.Layer, sequences: Sequences, output: str, value: Tensor, length: int) -> Tensor:
-    """An output of gathered tokens at the places they came from, 0 elsewhere."""
+def scatter(layer: _rt.Layer, sequences: Sequences, axes: _rt.Axes, value: Tensor, length: int) -> Tensor:
+    """A tensor of gathered tokens, with these axes, at the places they came from, 0 elsewhere."""
     kept = sequences.kept
     if kept is None:
         return value
-    axes = layer.outputs[output]
     places = axes.index(layer.batch), axes.index(layer.time)
     tokens = value.movedim(places, (0, 1))
     real = torch.arange(kept.shape[1], device=kept.device) < sequences.stops[:, None]

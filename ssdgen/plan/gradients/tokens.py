@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ssdgen.ir.adjoint import Adjoint
 from ssdgen.ir.chunkform import ChunkState
-from ssdgen.ir.expr import ONE, Apply, Contract, Expr, Ref, add
+from ssdgen.ir.expr import ONE, Apply, Const, Contract, Expr, Ref, add
 from ssdgen.ir.gradients import Result, TokenGradientKernel
 from ssdgen.ir.plan import CHUNKS, Config, Cumsum, Let, Parameter, Slot, Statement
 from ssdgen.plan.builder import KernelBuilder
 from ssdgen.plan.gradients.chunk import met_axes, met_name, sum_name, written_name
 from ssdgen.plan.gradients.results import store_gradient
 from ssdgen.plan.gradients.sort import Sorted
-from ssdgen.plan.lower import where
+from ssdgen.plan.lower import LOG2_MIN, where
 from ssdgen.plan.place import CHUNK_TABLE, chunk_position, declare_packed
 from ssdgen.plan.reads import shared_axes
 from ssdgen.plan.walk import tile_constant
@@ -51,8 +51,11 @@ def token_gradient_kernel(
         total: list[Expr] = [target, Apply("sub", (before, written))]
         for state in (adjoint.form.state(name) for name in decay.states):
             total.append(_met(builder, body, state))
-        note = "of the natural logarithm: of all that goes past a token"
-        body.append(Let(target, where(valid, add(*total)), None, note))
+        log2 = builder.tile(body, adjoint.form.decay(decay.decay).log2)
+        name = f"{decay.decay}_log2"
+        kept = Apply("ge", (builder.name_value(body, name, log2, "of one token", axes=(time, head)), Const(LOG2_MIN)))
+        note = "of the natural logarithm: all that goes past; nothing where clamped"
+        body.append(Let(target, where(Apply("and", (valid, kept)), add(*total)), None, note))
         builder.known[decay.name] = target
     results = [result for gradient in gradients.scalars for result in store_gradient(builder, body, gradient)]
     body.insert(0, Let(valid, Apply("lt", (Ref("token", (time,)), Ref("length"))), None, "false past the end"))

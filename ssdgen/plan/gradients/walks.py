@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from ssdgen.ir.adjoint import Adjoint, StateAdjoint
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
-from ssdgen.ir.expr import Ref, mul
+from ssdgen.ir.expr import Apply, Ref, mul
 from ssdgen.ir.gradients import BackKernel, EntryKernel
 from ssdgen.ir.plan import (
+    BLOCKS,
     CHUNKS,
     SEGMENTS,
     Config,
@@ -28,6 +29,7 @@ from ssdgen.ir.plan import (
 )
 from ssdgen.plan.decays import decay_sums, grown
 from ssdgen.plan.gradients.arriving import load_arriving
+from ssdgen.plan.names import KEPT
 from ssdgen.plan.place import SEGMENT_TABLE, declare_packed, walk_position
 from ssdgen.plan.segments import (
     RANGE,
@@ -39,7 +41,7 @@ from ssdgen.plan.segments import (
     state_grid,
     state_tiles,
 )
-from ssdgen.plan.states import add_input, advance
+from ssdgen.plan.states import add_input, advance, at_block_end, place_blocks
 from ssdgen.plan.walk import WalkBuilder, channels_of, entry_axes, entry_dtype
 
 ENTRY, BACK = "entry_states", "state_gradients"
@@ -161,13 +163,13 @@ def _back_kernel(adjoint: Adjoint, config: Config, adj: StateAdjoint, ends: bool
         total = carried
     if not adj.reads:
         step.append(Let(carried, total))
-    enter: tuple[Statement, ...] = ()
+    enter: tuple[Statement, ...] = (_kept(builder, adj, state, carried),)
     if ends:
         stored, after = segment_end(builder, adj.name, state, carried, (before, step))
     else:
         name = end_name(adj)
         stored = builder.declare(Parameter(name, "workspace", name, entry_axes(form, state), entry_dtype(state)))
-        enter = (Store(stored, builder.slots(stored), carried, channels),)
+        enter += (Store(stored, builder.slots(stored), carried, channels),)
         first = builder.declare(Parameter(f"{adj.name}0", "final", f"{adj.name}0", state.axes, "f32"))
         store = Store(first, builder.slots(first), carried, builder.tile_axes(state.axes))
         after = (("segment == 0", (store,)),)
@@ -196,6 +198,16 @@ def _back_kernel(adjoint: Adjoint, config: Config, adj: StateAdjoint, ends: bool
         step=tuple(step),
         after=after,
     )
+
+
+def _kept(builder: WalkBuilder, adj: StateAdjoint, state: ChunkState, carried: Ref) -> When:
+    """Add what arrives at a state that a caller keeps, at the end of a whole block of tokens."""
+    every, name = place_blocks(builder), f"{adj.name}_states"
+    batch, *rest = state.axes
+    kept = builder.declare(Parameter(name, "prefixes", name, (batch, BLOCKS, *rest), "f32"))
+    tile = Ref(builder.names.fresh(f"{kept}_tile"), carried.axes)
+    added = (builder.load_tile(kept, tile), Let(carried, Apply("add", (carried, tile))))
+    return at_block_end(builder.flag(KEPT, name), every, added)
 
 
 def _placed(

@@ -3,12 +3,12 @@
 A file is one `Document`, its fields by name; every row is one of the dataclasses here, its fields by name, `null` where
 something was not measured. Times are microseconds, sizes bytes, shapes strings (`batch,tokens,heads,groups,p,n`).
 
-    {"format": 1, "study": "forward" | "backward" | "ablation" | "growth" | "decode", "environment": {...}, "flushing": "...",
-     "rows": [Row, ...], "ratios": [Ratio, ...], "means": [Mean, ...], "scale": [Scale, ...],
-     "techniques": [Technique, ...], "bends": [Bend, ...], "notes": ["...", ...]}
+    {"format": 1, "study": "forward" | "backward" | "ablation" | "growth" | "decode" | "training", "environment": {...},
+     "flushing": "...", "rows": [Row, ...], "ratios": [Ratio, ...], "means": [Mean, ...], "scale": [Scale, ...],
+     "techniques": [Technique, ...], "bends": [Bend, ...], "steps": [TrainingStep, ...], "notes": ["...", ...]}
 
 A `forward` has rows, ratios, means and scale, a `backward` the first three; an `ablation` techniques; a `growth` rows, ratios,
-scale and bends; a `decode` rows, ratios, means and scale.
+scale and bends; a `decode` rows, ratios, means and scale; a `training` steps and ratios.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar, get_args
 from ssdgen.diagnostics import UserError
 
 FORMAT = 1
-Study = Literal["forward", "backward", "ablation", "growth", "decode"]
+Study = Literal["forward", "backward", "ablation", "growth", "decode", "training"]
 OURS, DEFAULT = "ours", "default"
 """Our family, and the name of what of it a user gets."""
 LOOP, ATTENTION = "token loop", "attention"
@@ -179,6 +179,37 @@ class Bend:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """A training step of a model of `layers` mixers whose scans are someone's; without times if `note` says why.
+
+    `shape` is that of each scan. `loss` is that of the first step, `difference` how far the gradients of all parameters are
+    there from those of ours, a relative norm. `scan_us` is the time of one layer's scan by itself, forward and backward.
+    `peak_bytes` is memory at its peak in a step, parameters and optimizer included; `stored_bytes` what one scan keeps for
+    its backward pass beyond its inputs and y.
+    """
+
+    shape: str
+    layers: int
+    width: int
+    family: str
+    name: str
+    loss: float | None = None
+    difference: float | None = None
+    step_us: Spread | None = None
+    scan_us: Spread | None = None
+    peak_bytes: int | None = None
+    stored_bytes: int | None = None
+    note: str = ""
+
+    @property
+    def share(self) -> float | None:
+        """The part of a step that its scans take."""
+        if self.step_us is None or self.scan_us is None:
+            return None
+        return self.layers * self.scan_us.median / self.step_us.median
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """The results of one run."""
 
@@ -191,6 +222,7 @@ class Document:
     scale: tuple[Scale, ...] = ()
     techniques: tuple[Technique, ...] = ()
     bends: tuple[Bend, ...] = ()
+    steps: tuple[TrainingStep, ...] = ()
     notes: tuple[str, ...] = ()
     format: int = FORMAT
 
@@ -279,6 +311,7 @@ def read_document(path: Path) -> Document:
             scale=_all(Scale, data["scale"]),
             techniques=_all(Technique, data["techniques"]),
             bends=_all(Bend, data["bends"]),
+            steps=_all(TrainingStep, data.get("steps", ())),
             notes=tuple(data["notes"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -292,6 +325,7 @@ def _all(kind: type[T], rows: Iterable[Mapping[str, Any]]) -> tuple[T, ...]:
 def _made(kind: type[T], data: Mapping[str, Any]) -> T:
     """An instance of a dataclass of this file from its fields by name."""
     values = {f.name: data[f.name] for f in fields(kind) if f.name in data}  # type: ignore[arg-type]
-    if isinstance(values.get("graph_us"), dict):
-        values["graph_us"] = Spread(**values["graph_us"])
+    for name in ("graph_us", "step_us", "scan_us"):
+        if isinstance(values.get(name), dict):
+            values[name] = Spread(**values[name])
     return kind(**values)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from ssdgen.build.elf import CubinError, read_cubin
 from ssdgen.build.worker import Answer, Rejected
 from ssdgen.diagnostics import UserError
-from ssdgen.emit.support._segments import segments
 from ssdgen.ir.build import CompileRequest
-from ssdgen.plan.roofline import Work, roofline
-from ssdgen.run.recorded import Call, Launch, record
+from ssdgen.plan.roofline import Work
+from ssdgen.run.recorded import Call, Launch
 from ssdgen.run.tune.device import Device, assumed
 from ssdgen.run.tune.space import Candidate, Space
 
@@ -65,24 +64,15 @@ def estimated(space: Space, candidate: Candidate, call: Call, device: Device) ->
     except UserError as error:
         return Removed(candidate, "no kernels", error.message)
     try:
-        config = space.config(candidate)
         if long := _longer_than_its_axis(dict(candidate.fields), call.sizes, variant.plan.form.recurrence.layer.time):
             return Removed(candidate, "computes padding", long)
         with assumed(variant.module, device):
-            launches = record(variant.module, call, config)
+            launches = space.launches(candidate, call)
     except (ValueError, TypeError, NotImplementedError) as error:
         return Removed(candidate, "refused by the module", str(error))
-    floor = roofline(
-        variant.plan,
-        call.sizes,
-        segments,
-        dtype=call.dtype,
-        present=call.present,
-        knobs=vars(config),
-        multiprocessors=device.multiprocessors,
-    )
     blocks = {launch.request.kernel: launch.blocks for launch in launches}
-    seconds = sum(modelled(work, blocks[work.kernel], device) for work in floor.kernels)
+    works = space.works(candidate, call, launches, device.multiprocessors)
+    seconds = sum(modelled(work, blocks[work.kernel], device) for work in works)
     return Estimate(candidate, str(variant.module.__file__), launches, seconds)
 
 

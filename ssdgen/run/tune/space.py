@@ -12,16 +12,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ssdgen.derive.adjoint import adjoint
 from ssdgen.diagnostics import UserError
 from ssdgen.emit import emit
+from ssdgen.emit.support._segments import segments
 from ssdgen.emit.support._tuned import heuristic, shape_of
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.layer import Dtype
 from ssdgen.ir.plan import Plan
 from ssdgen.plan import SpaceKnob, configure, knob_space, plan
+from ssdgen.plan.roofline import Work, compulsory_bytes, roofline
 from ssdgen.plan.settings import NO_PRODUCT, structure
+from ssdgen.plan.space import gradient_space
 from ssdgen.run.inputs import DTYPES
 from ssdgen.run.load import kept, load_file
+from ssdgen.run.recorded import Call, Launch, gradients_of, record, record_gradients
 
 Value = int | str
 Values = tuple[tuple[str, Value], ...]
@@ -36,13 +41,12 @@ def _near(knob: str, here: str, there: str) -> bool:
     return len({*here.split(","), NO_PRODUCT} ^ {*there.split(","), NO_PRODUCT}) == 1
 
 
-def searched(form: ChunkForm, only: Sequence[str] = ()) -> tuple[SpaceKnob, ...]:
-    """The knobs that a search of `form` moves: all but those of accuracy, or just those that `only` names.
+def searched(layer: str, knobs: tuple[SpaceKnob, ...], only: Sequence[str] = ()) -> tuple[SpaceKnob, ...]:
+    """The knobs that a search of a layer that has `knobs` moves: all but those of accuracy, or just those that `only` names.
 
     A word of `only` is a knob's name or the beginning of several (`latency` is every `latency_NAME`). UserError if it is
     neither.
     """
-    knobs = knob_space(form)
     if not only:
         return tuple(k for k in knobs if k.kind != "accuracy")
     chosen: set[str] = set()
@@ -51,7 +55,7 @@ def searched(form: ChunkForm, only: Sequence[str] = ()) -> tuple[SpaceKnob, ...]
         named = exact or {k.name for k in knobs if k.name.startswith(f"{word}_")}
         if not named:
             hint = f"it has {', '.join(k.name for k in knobs)}, and the beginnings of these, as latency"
-            raise UserError(f"{form.recurrence.layer.name} has no knob `{word}` to search", hint)
+            raise UserError(f"{layer} has no knob `{word}` to search", hint)
         chosen |= named
     return tuple(k for k in knobs if k.name in chosen)
 
@@ -103,13 +107,36 @@ class Space:
         self.sizes = sizes
         self._folder = folder
         self._variants: dict[tuple[tuple[str, str], ...], Variant | str] = {}
-        knobs = [k for k in searched(form, only) if len(k.values) > 1]  # a layout of what callers pass has one
+        every = searched(form.recurrence.layer.name, self.knobs(), only)
+        knobs = [k for k in every if len(k.values) > 1]  # a layout of what callers pass has one
         self.structural = {k.name: k.values for k in knobs if k.kind == "structural"}
         self._fields: dict[str, tuple[Value, ...]] = {
             k.name: tuple(map(int, k.values)) if k.kind == "numeric" else k.values
             for k in knobs
             if k.kind != "structural"
         }
+
+    def knobs(self) -> tuple[SpaceKnob, ...]:
+        """Every knob, those of accuracy too."""
+        return knob_space(self.form)
+
+    def default(self, candidate: Candidate) -> Any:
+        """The default Config of a candidate's module. Raises UserError as `variant` does."""
+        return self.variant(candidate).module.CONFIGS[DTYPES[self.dtype]]
+
+    def launches(self, candidate: Candidate, call: Call) -> tuple[Launch, ...]:
+        """What a candidate launches for a call. Raises what its module raises."""
+        return record(self.variant(candidate).module, call, self.config(candidate))
+
+    def works(
+        self, candidate: Candidate, call: Call, launches: Sequence[Launch], multiprocessors: int
+    ) -> tuple[Work, ...]:
+        """What these launches move, by the plan's roofline."""
+        knobs, planned = vars(self.config(candidate)), self.variant(candidate).plan
+        return roofline(
+            planned, call.sizes, segments, dtype=call.dtype, present=call.present, knobs=knobs,
+            multiprocessors=multiprocessors,
+        ).kernels  # fmt: skip
 
     def variant(self, candidate: Candidate) -> Variant:
         """The module of a candidate. Raises UserError where the form has no kernels at that point."""
@@ -123,12 +150,11 @@ class Space:
 
     def config(self, candidate: Candidate) -> Any:
         """The Config of a candidate. Raises ValueError or TypeError for a field that the module's Config does not take."""
-        default = self.variant(candidate).module.CONFIGS[DTYPES[self.dtype]]
-        return replace(default, **dict(candidate.fields))
+        return replace(self.default(candidate), **dict(candidate.fields))
 
     def numeric(self, candidate: Candidate) -> dict[str, tuple[Value, ...]]:
         """The knobs that are fields of a candidate's Config with their alternatives, in the order of the search."""
-        default = self.variant(candidate).module.CONFIGS[DTYPES[self.dtype]]
+        default = self.default(candidate)
         known = {f.name for f in fields(default)}
         found = {
             name: tuple(v for v in values if _accepted(default, name, v))
@@ -157,8 +183,7 @@ class Space:
 
     def guessed(self, multiprocessors: int) -> Candidate:
         """What the default module runs with where no table has the shape."""
-        module = self.variant(Candidate()).module
-        default = module.CONFIGS[DTYPES[self.dtype]]
+        module, default = self.variant(Candidate()).module, self.default(Candidate())
         chosen = heuristic(default, shape_of(module.LAYER, self.sizes), multiprocessors)
         changed = {f.name: getattr(chosen, f.name) for f in fields(default)}
         return Candidate(fields=tuple(sorted((k, v) for k, v in changed.items() if v != getattr(default, k))))
@@ -166,7 +191,7 @@ class Space:
     def fitting(self, candidate: Candidate) -> Candidate:
         """A candidate without the fields that its module's Config lacks, as happens when a structural knob has moved."""
         try:
-            default = self.variant(candidate).module.CONFIGS[DTYPES[self.dtype]]
+            default = self.default(candidate)
         except UserError:
             return candidate
         known = {f.name for f in fields(default)}
@@ -181,13 +206,56 @@ class Space:
 
     def _emitted(self, settings: dict[str, str]) -> Variant | str:
         try:
-            planned = plan(self.form, configure(self.form, settings))
+            planned = self._planned(settings)
         except UserError as error:  # knobs that exclude each other
             return error.message
-        if planned.refused:
-            return planned.refused
+        if reason := self._refused(planned):
+            return reason
         source = emit(planned)
         return Variant(planned, load_file(kept(self._folder, source)), source.text)
+
+    def _planned(self, settings: Mapping[str, str]) -> Plan:
+        return plan(self.form, configure(self.form, settings))
+
+    def _refused(self, planned: Plan) -> str:
+        """Why a plan has no kernels to search; empty if it has."""
+        return planned.refused
+
+
+class GradientSpace(Space):
+    """The space of the kernels of a form's gradients: fields of their Config alone, beside the module that the spec's
+    defaults give."""
+
+    def knobs(self) -> tuple[SpaceKnob, ...]:
+        """Every knob of the gradients."""
+        return gradient_space(self._planned({}))
+
+    def default(self, candidate: Candidate) -> Any:
+        """The default Config of the module of gradients."""
+        return gradients_of(self.variant(candidate).module).CONFIGS[DTYPES[self.dtype]]
+
+    def launches(self, candidate: Candidate, call: Call) -> tuple[Launch, ...]:
+        """What the gradients of a call launch, where none arrive at final states."""
+        return record_gradients(self.variant(candidate).module, call, self.config(candidate), finals=False)
+
+    def works(
+        self, candidate: Candidate, call: Call, launches: Sequence[Launch], multiprocessors: int
+    ) -> tuple[Work, ...]:
+        """As if each launch moved what every plan of the forward pass has to: it tells grids apart, and nothing finer."""
+        moved = compulsory_bytes(self.form.recurrence.layer, call.sizes, call.dtype, call.present)
+        return tuple(
+            Work(name, (("inputs", moved),), 0, 0) for name in dict.fromkeys(x.request.kernel for x in launches)
+        )
+
+    def guessed(self, multiprocessors: int) -> Candidate:
+        """The default: no rules are known for gradients."""
+        return Candidate()
+
+    def _planned(self, settings: Mapping[str, str]) -> Plan:
+        return plan(self.form, configure(self.form, settings), adjoint(self.form))
+
+    def _refused(self, planned: Plan) -> str:
+        return planned.refused or (planned.gradients.refused if planned.gradients is not None else "")
 
 
 def _accepted(config: Any, name: str, value: Value) -> bool:

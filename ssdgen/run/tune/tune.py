@@ -13,7 +13,7 @@ import torch
 from ssdgen.build.store import folder_in_cache
 from ssdgen.build.worker import CACHE_VARIABLE
 from ssdgen.diagnostics import UserError
-from ssdgen.emit.support._tuned import Entry, Key, compiler_version, dtype_names, shape_of
+from ssdgen.emit.support._tuned import GRADIENTS, Entry, Key, compiler_version, dtype_names, shape_of
 from ssdgen.ir.chunkform import ChunkForm
 from ssdgen.ir.layer import Dtype, Layer
 from ssdgen.plan.names import key_inputs
@@ -26,7 +26,7 @@ from ssdgen.run.tune.measure import Measurer, probed
 from ssdgen.run.tune.prune import Estimate, Removed, compiled_badly, estimated
 from ssdgen.run.tune.remote import Remote
 from ssdgen.run.tune.search import Found, Measured, Search
-from ssdgen.run.tune.space import Candidate, Space, Value
+from ssdgen.run.tune.space import Candidate, GradientSpace, Space, Value
 from ssdgen.run.tune.table import add, user_table
 from ssdgen.run.tune.worker import Setup
 
@@ -83,6 +83,7 @@ def preview(
     only: Sequence[str] = (),
     device: Device = H200,
     compiles: bool = False,
+    gradients: bool = False,
     jobs: int | None = None,
     heard: Heard = lambda result, waiting: None,
 ) -> Preview:
@@ -92,7 +93,7 @@ def preview(
     """
     layer = form.recurrence.layer
     case = _case(layer, shape, dtype, optional)
-    space = Space(form, dtype, case.sizes, folder_in_cache(FOLDER), only)
+    space = _spaces(gradients)(form, dtype, case.sizes, folder_in_cache(FOLDER), only)
     search = Search(
         space, _call(layer, case, space.dtype), device, _NoCompiler(), _nothing_measured, lambda: 1.0, heard
     )
@@ -140,6 +141,7 @@ def tune(
     seconds: float = SECONDS,
     jobs: int | None = None,
     structural: bool = True,
+    gradients: bool = False,
     to: Path | None = None,
     heard: Heard = lambda result, waiting: None,
 ) -> tuple[Tuned, ...]:
@@ -150,7 +152,8 @@ def tune(
     processes (one a core if None) and measured in a process of their own, under a CUDA graph and with the L2 cache
     flushed; a result that is wrong, or a process that dies, costs that candidate alone. Without `structural` the module
     stays as the spec's defaults emit it, and so it does in less than SECONDS_STRUCTURAL. With `only` just those knobs move
-    that it names (see `searched`), of whatever kind. The best of each structural variant goes into the user's tuning table, or
+    that it names (see `searched`), of whatever kind. With `gradients` it is the kernels of the form's gradients that are
+    searched, for gradients that arrive at outputs. The best of each structural variant goes into the user's tuning table, or
     into the file `to`, as soon as the search of its shape ends; modules find it at their next call.
 
     Raises UserError without a GPU or compiler, for a shape, input or knob the layer does not have, and if the default fails.
@@ -160,7 +163,7 @@ def tune(
     if not torch.cuda.is_available():
         raise UserError("there is no CUDA device here to measure on", "--dry-run shows the search without one")
     path, kernels = to or user_table(layer.name), folder_in_cache(FOLDER) / "kernels"
-    spaces = [Space(form, dtype, case.sizes, folder_in_cache(FOLDER), only) for case in cases]
+    spaces = [_spaces(gradients)(form, dtype, case.sizes, folder_in_cache(FOLDER), only) for case in cases]
     _check_kernels(spaces)
     structural = structural and (seconds >= SECONDS_STRUCTURAL or bool(only))
     results = []
@@ -194,7 +197,8 @@ def _searched(space: Space, case: Case, machine: Machine, structural: bool, hear
     """A search on `machine`. Raises UserError if the default has no speed."""
     layer, device, compiler, start = space.form.recurrence.layer, machine.device, machine.compiler, Candidate()
     call = _call(layer, case, space.dtype)
-    measurer = Measurer(machine.remote, Setup(layer, case, str(space.variant(start).module.__file__)))
+    module = str(space.variant(start).module.__file__)
+    measurer = Measurer(machine.remote, Setup(layer, case, module, isinstance(space, GradientSpace)))
     default = estimated(space, start, call, device)
     if isinstance(default, Estimate):  # in parallel, before the setup launches it
         list(compiler.compiled([default.requests]))
@@ -227,6 +231,7 @@ def _entry(space: Space, case: Case, device: Device, found: Found, fastest: Meas
     leader = space.variant(fastest.candidate).plan.leader
     dtypes = tuple(dtype_of(layer, layer.tensor(name), case) for name in key_inputs(layer, leader))
     shape, present = shape_of(module.LAYER, case.sizes).text, _call(layer, case, space.dtype).present
+    present += (GRADIENTS,) if isinstance(space, GradientSpace) else ()
     key = Key(module.SPEC_DIGEST, variant, present, device.name, compiler_version(), dtype_names(dtypes), shape)
     every, moved = vars(space.config(fastest.candidate)), dict(fastest.candidate.fields)
     config = {name: v for name, v in every.items() if isinstance(v, int) or name in moved}  # precisions if searched
@@ -234,6 +239,10 @@ def _entry(space: Space, case: Case, device: Device, found: Found, fastest: Meas
     if found.default is not None:
         measured["default_microseconds"] = round(found.default.timed.microseconds, 2)
     return Entry(key, config, measured)
+
+
+def _spaces(gradients: bool) -> type[Space]:
+    return GradientSpace if gradients else Space
 
 
 def _case(layer: Layer, shape: Mapping[str, int], dtype: Dtype, optional: Sequence[str]) -> Case:

@@ -21,6 +21,7 @@ from ssdgen.ir.layer import Layer
 from ssdgen.run.checks import BOUNDS, poisoned_memory, relative_error
 from ssdgen.run.inputs import DTYPES, Case, Inputs, draw
 from ssdgen.run.load import load_file
+from ssdgen.run.recorded import default_scalars, gradients_of
 from ssdgen.run.tune.device import Device, here
 from ssdgen.run.tune.remote import serve
 from ssdgen.run.tune.space import Values
@@ -29,6 +30,9 @@ ROUNDS_FIRST = 5
 ROUNDS = 40
 HOPELESS = 1.2
 """A candidate whose first rounds take this many times the best is not measured further."""
+
+CANCELS = 8.0
+"""How many times the bound a gradient may be off that is a sum over tokens, whose terms cancel."""
 
 SECONDS_CLOCKS = 0.3
 """How long the GPU works before the first measurement, until its clocks are up."""
@@ -41,11 +45,13 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every candidate is measured on: a call of the layer, and the module whose default Config is the reference."""
+    """What every candidate is measured on: a call of the layer, or its `gradients`, and the module whose default Config is the
+    reference."""
 
     layer: Layer
     case: Case
     module: str
+    gradients: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,31 +101,61 @@ class Bench:
     def answer(self, task: Task) -> Timed | Failed:
         """Check and time a candidate."""
         begun = perf_counter()
-        call, bound = _call(task, self.setup, self.inputs)
+        call, bounds = _call(task, self.setup, self.inputs)
         with poisoned_memory():  # else what a kernel leaves unwritten may be the right result of the one before
             got = call()
         torch.cuda.synchronize()
         first = perf_counter() - begun
-        error = distance(got, self.wanted)
-        if not error <= bound:  # a nan too
-            return Failed("wrong result", f"{error:.1e} from the default's, at most {bound:.1e}")
+        errors = distances(got, self.wanted)
+        for error, bound in zip(errors, bounds, strict=True):
+            if not error <= bound:  # a nan too
+                return Failed("wrong result", f"{error:.1e} from the default's, at most {bound:.1e}")
         median, spread = timed(captured(call), self.flush.zero_, task.best)
-        return Timed(median, spread, error, first)
+        return Timed(median, spread, max(errors), first)
 
 
-def distance(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
-    """The largest relative error of a value; nan if any is."""
-    errors = [relative_error(x, want) for x, want in zip(got, wanted, strict=True)]
-    return math.nan if any(map(math.isnan, errors)) else max(errors)
+def distances(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> list[float]:
+    """The relative error of each value."""
+    return [relative_error(x, want) for x, want in zip(got, wanted, strict=True)]
 
 
-def _call(task: Task, setup: Setup, inputs: Inputs) -> tuple[Callable[[], tuple[torch.Tensor, ...]], float]:
-    """A call of a candidate, and how far its results may be from the default's: each may be off by its bound."""
+Bounded = tuple[Callable[[], tuple[torch.Tensor, ...]], list[float]]
+"""A call, and how far each of its results may be from the default's."""
+
+
+def _call(task: Task, setup: Setup, inputs: Inputs) -> Bounded:
+    """A call of a candidate: each result, of its and of the default, may be off by its bound."""
     module = load_file(Path(task.module))
+    if setup.gradients:
+        return _gradient_call(module, task, setup, inputs)
     config = replace(module.CONFIGS[DTYPES[setup.case.dtype]], **dict(task.fields))
+    results = len(module.LAYER.outputs) + len(module.LAYER.states)
+    return lambda: module.forward(**inputs.keywords(), config=config), [_bound(setup, config)] * results
+
+
+def _gradient_call(module: Any, task: Task, setup: Setup, inputs: Inputs) -> Bounded:
+    """The gradients of a call by its inputs, from random ones that arrive at its outputs."""
+    gradients, layer = gradients_of(module), module.LAYER
+    config = replace(gradients.CONFIGS[DTYPES[setup.case.dtype]], **dict(task.fields))
+    tensors = [inputs.tensors.get(i.name) for i in layer.inputs]
+    outputs = module.forward(**inputs.keywords())[: len(layer.outputs)]
+    generator = torch.Generator(outputs[0].device).manual_seed(0)
+    arriving = [torch.randn(y.shape, generator=generator, device=y.device).to(y.dtype) for y in outputs]
+    none = [None] * len(layer.states)
+    given = (tensors, default_scalars(module), none, None, arriving, none, config)
+    present = [x is not None for x in tensors]
+    sums = [layer.time not in i.axes for i, here in zip(layer.inputs, present, strict=True) if here]
+    bound = _bound(setup, config)
+
+    def call() -> tuple[torch.Tensor, ...]:
+        return tuple(x for x, here in zip(gradients.GRADIENTS(*given), present, strict=False) if here)
+
+    return call, [bound * (CANCELS if summed else 1) for summed in sums]
+
+
+def _bound(setup: Setup, config: Any) -> float:
     products = [v for v in vars(config).values() if isinstance(v, str)]
-    bound = 2 * max(BOUNDS[name] for name in (setup.case.dtype, *products))
-    return lambda: module.forward(**inputs.keywords(), config=config), bound
+    return 2 * max(BOUNDS[name] for name in (setup.case.dtype, *products))
 
 
 def captured(call: Callable[[], tuple[torch.Tensor, ...]]) -> Callable[[], None]:
