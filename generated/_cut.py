@@ -81,7 +81,7 @@ def _whole_cut(
 @functools.cache
 def _no_table(device: torch.device) -> Tensor:
     """What kernels of whole batches take for a table and never read."""
-    return torch.zeros((1, 8), dtype=torch.int32, device=device)
+    return _rt.lasting(torch.zeros((1, 8), dtype=torch.int32, device=device))
 
 
 def _one_class(length: int) -> int:
@@ -180,15 +180,24 @@ def output_memory(
     layer: _rt.Layer, inputs: Sequence[Tensor | None], size: Mapping[str, int], sequences: _packed.Sequences | None
 ) -> list[Tensor]:
     """Memory for the outputs; zero where tokens may belong to no sequence."""
+    device = next(x for x in inputs if x is not None).device
+    make = torch.zeros if sequences is not None and sequences.gaps else _rt.empty
+    dtypes = output_dtypes(layer, inputs)
+    return [
+        make([size[a] for a in axes], dtype=dtype, device=device)
+        for axes, dtype in zip(layer.outputs.values(), dtypes, strict=True)
+    ]
+
+
+def output_dtypes(layer: _rt.Layer, inputs: Sequence[Tensor | None]) -> list[torch.dtype]:
+    """The dtype of each output of kernels."""
     by_name = {spec.name: x for spec, x in zip(layer.inputs, inputs, strict=True)}
     leader = next(x for x in inputs if x is not None)
-    make = torch.zeros if sequences is not None and sequences.gaps else torch.empty
     out = []
-    for name, axes in layer.outputs.items():
+    for name in layer.outputs:
         kind = layer.dtypes[name]
         like = by_name[kind] if isinstance(kind, str) else None
-        dtype = kind if isinstance(kind, torch.dtype) else leader.dtype if like is None else like.dtype
-        out.append(make([size[a] for a in axes], dtype=dtype, device=leader.device))
+        out.append(kind if isinstance(kind, torch.dtype) else leader.dtype if like is None else like.dtype)
     return out
 
 
@@ -204,7 +213,7 @@ def final_memory(
     entries = size.get(_rt.SEQUENCE, size[layer.batch]) if sequences is None else sequences.count
     shapes = ([entries if a == layer.batch else size[a] for a in axes] for axes in layer.states.values())
     return [
-        torch.empty(shape if s is None else s.shape, dtype=_rt.F32, device=device)
+        _rt.empty(shape if s is None else s.shape, dtype=_rt.F32, device=device)
         for shape, s in zip(shapes, states, strict=True)
     ]
 

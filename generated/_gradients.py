@@ -8,15 +8,16 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _cut, _packed, _tuned
+from . import _cut, _packed, _replay, _tuned
 from . import _runtime as _rt
 
 CHUNK = 64
@@ -34,22 +35,25 @@ WIDEST = 256
 """The longest axis of a state that a tile holds."""
 
 
-@dataclass(frozen=True)
 class Gradients:
     """The gradients of a layer by kernels: `launch` of an emitted module, its Configs by the dtype of the first of `keyed`, the
-    inputs whose dtypes a tuning key has; `digest` and `variant` are those of the module of the forward pass."""
+    inputs whose dtypes a tuning key has, and the dimensions to sum over of what it leaves in parts, by input; `digest` and
+    `variant` are those of the module of the forward pass."""
 
-    layer: _rt.Layer
-    launch: Callable[..., tuple[Tensor | None, ...]]
-    configs: Mapping[torch.dtype, Any]
-    keyed: tuple[str, ...]
-    digest: str
-    variant: str
-
-    @property
-    def leader(self) -> str:
-        """The input that others are like."""
-        return self.keyed[0]
+    def __init__(
+        self,
+        layer: _rt.Layer,
+        launch: Callable[..., tuple[Tensor | None, ...]],
+        configs: Mapping[torch.dtype, Any],
+        keyed: tuple[str, ...],
+        parts: Mapping[str, tuple[int, ...]],
+        digest: str,
+        variant: str,
+    ) -> None:
+        self.layer, self.configs, self.leader = layer, configs, keyed[0]
+        self._launch, self._parts = launch, parts
+        self._keyed, self._digest, self._variant = keyed, digest, variant
+        self._calls = _replay.Calls(self._launched, configs, len(layer.inputs), len(layer.scalars), absent=4)
 
     def __call__(
         self,
@@ -60,67 +64,106 @@ class Gradients:
         outputs: Sequence[Tensor | None],
         finals: Sequence[Tensor | None],
         config: Any = None,
+        wanted: Sequence[bool] | None = None,
         *,
         seq_idx: Tensor | None = None,
         mask: Tensor | None = None,
         states_every: int | None = None,
         kept: Sequence[Tensor | None] = (),
-    ) -> tuple[Tensor | None, ...]:
+    ) -> tuple[Tensor | None, ...] | None:
         """The gradients of inputs, then of initial states, from those that arrive at outputs, final states and, with
         `states_every`, those `kept` at the ends of blocks; for arguments as they were passed to a call of `forward` that was
-        right, and that int32 reaches.
+        right. None if int32 does not reach its arrays, or no tile holds its states.
 
-        They have the dtypes and shapes of what they are of; None for an absent optional input, and for the default of an
-        absent one its own gradient, which nobody wants. Those of tokens that are in no sequence are 0. `seq_idx` and `mask`
-        synchronise with the device once. Raises ValueError for so many sequences that int32 does not reach their states.
+        They have the dtypes and shapes of what they are of; None for what is absent, and for an input that is not `wanted`.
+        Those of tokens that are in no sequence are 0. `seq_idx` and `mask` synchronise with the device once. Raises ValueError
+        for so many sequences that int32 does not reach their states.
         """
+        between = kept or [None] * len(states)
+        special = cu_seqlens, seq_idx, mask, states_every
+        found = self._calls(*inputs, *scalars, *states, *outputs, *finals, *between, *special, config)
+        if found is None:
+            return None
+        whole = [
+            self._whole(i, g, x) if x is not None and w else None
+            for i, g, x, w in zip(self.layer.inputs, found, inputs, wanted or (True,) * len(inputs), strict=False)
+        ]
+        return (*whole, *found[len(inputs) :])
+
+    def _whole(self, spec: _rt.Input, gradient: Tensor | None, x: Tensor) -> Tensor:
+        """The gradient of an input, from what the kernels leave of it."""
+        if gradient is None:
+            return torch.zeros_like(x)
+        over = self._parts.get(spec.name)
+        if over is None:
+            if gradient.dim() > len(spec.axes):
+                gradient = gradient[0] if gradient.shape[0] == 1 else gradient.sum(0)
+            gradient = narrowed(spec, gradient, x)
+        else:
+            if x.dim() < len(spec.axes):
+                kept = [d for d in range(gradient.dim()) if d not in over]
+                over = (*over, *(kept[at] for at in repeated(spec, x)))
+            gradient = gradient.sum(over)
+        return gradient if gradient.dtype is x.dtype else gradient.to(x.dtype)
+
+    def _launched(self, *arguments: Any) -> tuple[Tensor | None, ...] | None:
+        """What the kernels leave of each gradient of an input, then the gradients of initial states; None as for a call."""
         layer = self.layer
+        *values, cu_seqlens, seq_idx, mask, every, config = arguments
+        parts = layer.inputs, layer.scalars, layer.states, layer.outputs, layer.states, layer.states
+        ends = itertools.accumulate(map(len, parts))
+        inputs, scalars, states, outputs, finals, kept = (values[a:b] for a, b in itertools.pairwise((0, *ends)))
         by_name = dict(zip((i.name for i in layer.inputs), inputs, strict=True))
         initial = dict(zip(layer.states, states, strict=True))
         numbers = dict(zip((s.name for s in layer.scalars), scalars, strict=True))
         size, sequences = _packed.check(layer, by_name, initial, numbers, (cu_seqlens, seq_idx, mask))
+        if not reached(layer, size, inputs, chunk_of(CHUNK, every)):
+            return None
         if sequences is not None and sequences.whole:
             sequences = None
         leader = by_name[self.leader]
-        assert leader is not None
         full = [
             x if i.default is None else _rt.expand(i, x, size, leader)
             for i, x in zip(layer.inputs, inputs, strict=True)
         ]
-        config = self._chosen(config, by_name, size, sequences)
-        config = replace(config, chunk=chunk_of(config.chunk, states_every))
-        like = zip(outputs, _cut.output_memory(layer, full, size, None), strict=True)
-        arriving = [torch.zeros_like(y) if d is None else d.to(y.dtype) for d, y in like]
-        del like
+        dtypes = _cut.output_dtypes(layer, full)
+        arriving = [
+            torch.zeros([size[a] for a in axes], dtype=dtype, device=leader.device) if d is None else d.to(dtype)
+            for axes, dtype, d in zip(layer.outputs.values(), dtypes, outputs, strict=True)
+        ]
         first = _cut.final_memory(layer, full, [None] * len(states), size, sequences)
-        ends, between = ([d if d is None else d.to(_rt.F32) for d in given] for given in (finals, kept))
-        between = [x if x is not None and x.numel() else None for x in between or [None] * len(states)]
+        passed = [d if d is None else d.to(_rt.F32) for d in finals]
+        between = [None if d is None or not d.numel() else d.to(_rt.F32) for d in kept]
         if not size[layer.batch] or not size[layer.time]:
-            found = tuple(None if x is None else torch.zeros_like(x) for x in full)
-            for x, d in zip(first, ends, strict=True):
+            for x, d in zip(first, passed, strict=True):
                 x.zero_() if d is None else x.copy_(d)
+            found: tuple[Tensor | None, ...] = (None,) * len(full)
         else:
+            numbered = [float(s) for s in scalars]
+            config = self._chosen(config, by_name, size, sequences)
+            config = replace(config, chunk=chunk_of(config.chunk, every))
             with torch.no_grad():
-                found, first = self._launched(
-                    (full, scalars, states), (arriving, ends, between), first, size, sequences, states_every, config
+                found, first = self._cut(
+                    (full, numbered, states), (arriving, passed, between), first, size, sequences, every, config
                 )
-        narrow = (narrowed(i, g, x) for i, g, x in zip(layer.inputs, found, inputs, strict=True))
-        return (*narrow, *first)
+        # of what is absent nobody wants the gradient, whose memory is then but memory between kernels
+        own = zip((*found, *first), (*inputs, *states), strict=True)
+        return tuple([None if x is None else gradient for gradient, x in own])
 
     def _chosen(self, config: Any, inputs: Mapping[str, Tensor | None], size: Mapping[str, int], sequences: Any) -> Any:
         """The caller's Config, else what a tuning table has for a call's gradients, else the default."""
-        keyed = [inputs[name] for name in self.keyed]
+        keyed = [inputs[name] for name in self._keyed]
         dtypes = tuple(x.dtype for x in keyed if x is not None)
         optional = {i.name: inputs[i.name] for i in self.layer.inputs if i.optional}
         present = (*_tuned.present({**optional, "packed": sequences}), _tuned.GRADIENTS)
         leader = keyed[0]
         assert leader is not None
         return _tuned.chosen(
-            self.layer, config, self.configs, digest=self.digest, variant=self.variant, present=present, size=size,
+            self.layer, config, self.configs, digest=self._digest, variant=self._variant, present=present, size=size,
             dtypes=dtypes, x=leader, rules=(),
         )  # fmt: skip
 
-    def _launched(
+    def _cut(
         self,
         given: tuple[Sequence[Tensor | None], Sequence[float], Sequence[Tensor | None]],
         arriving: tuple[Sequence[Tensor], Sequence[Tensor | None], Sequence[Tensor | None]],
@@ -138,7 +181,7 @@ class Gradients:
         layer, (full, scalars, states), (outputs, finals, kept) = self.layer, given, arriving
         tail = (every or 0, *first, sequences, config)
         if sequences is None:
-            return self.launch(*full, *scalars, *states, *outputs, *finals, *kept, *tail), first
+            return self._launch(*full, *scalars, *states, *outputs, *finals, *kept, *tail), first
         if not reached(layer, {**size, _rt.SEQUENCE: sequences.count}, full, config.chunk):
             raise ValueError(
                 f"{layer.name}: gradients of {sequences.count} packed sequences, whose states have more than 2**31 - 1"
@@ -146,14 +189,14 @@ class Gradients:
             )
         full = _packed.gather(layer, sequences, full)
         named_outputs = zip(layer.outputs.items(), outputs, strict=True)
-        found = self.launch(
+        found = self._launch(
             *full, *scalars, *_packed.spread_all(layer, sequences, states),
             *(_packed.gathered(layer, sequences, name, axes, d) for (name, axes), d in named_outputs),
             *_packed.spread_all(layer, sequences, finals, last=True), *kept, *tail,
         )  # fmt: skip
         whole = tuple(
             g if g is None or layer.time not in i.axes
-            else _packed.scatter(layer, sequences, i.axes, g, size[layer.time])
+            else _packed.scatter(layer, sequences, i.axes, g.sum(0) if g.dim() > len(i.axes) else g, size[layer.time])
             for i, g in zip(layer.inputs, found, strict=True)
         )  # fmt: skip
         rows, named = size[layer.batch], zip(layer.states, first, strict=True)
@@ -176,29 +219,30 @@ def reached(layer: _rt.Layer, size: Mapping[str, int], inputs: Sequence[Tensor |
     return max(tokens, chunks * states) <= _rt.LIMIT
 
 
-def narrowed(spec: _rt.Input, gradient: Tensor | None, x: Tensor | None) -> Tensor | None:
+def narrowed(spec: _rt.Input, gradient: Tensor, x: Tensor) -> Tensor:
     """The gradient of an input in its widest form as that of the form it was passed in."""
-    if gradient is None or x is None or x.dim() == len(spec.axes):
-        return gradient
+    over = repeated(spec, x)
+    return gradient.sum(over) if over else gradient
+
+
+def repeated(spec: _rt.Input, x: Tensor) -> list[int]:
+    """The dimensions of an input's widest form that the form it was passed in lacks."""
+    if x.dim() == len(spec.axes):
+        return []
     axes = next(a for a in spec.narrower if len(a) == x.dim())
-    return gradient.sum([at for at, axis in enumerate(spec.axes) if axis not in axes])
+    return [at for at, axis in enumerate(spec.axes) if axis not in axes]
 
 
 def memory(x: Tensor, sequences: _packed.Sequences | None, shares: int = 0) -> Tensor:
     """Memory for the gradient of `x`, or for as many parts of it as there are `shares`, in float32 if those are several."""
-    make = torch.zeros if sequences is not None and sequences.gaps else torch.empty
+    make = torch.zeros if sequences is not None and sequences.gaps else _rt.empty
     shape = (shares, *x.shape) if shares else x.shape
     return make(shape, dtype=_rt.F32 if shares > 1 else x.dtype, device=x.device)
 
 
 def parts(shape: tuple[int, ...], sequences: _packed.Sequences | None, like: Tensor) -> Tensor:
     """Memory for what each chunk adds to a sum, zero where there may be no chunk."""
-    return (torch.empty if sequences is None else torch.zeros)(shape, dtype=_rt.F32, device=like.device)
-
-
-def summed(shared: Tensor, like: Tensor) -> Tensor:
-    """The sum of the parts of a gradient that blocks left."""
-    return shared[0] if len(shared) == 1 else shared.sum(0).to(like.dtype)
+    return (_rt.empty if sequences is None else torch.zeros)(shape, dtype=_rt.F32, device=like.device)
 
 
 def segments(wanted: int, chunks: int, blocks: int, like: Tensor) -> int:

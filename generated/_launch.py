@@ -1,4 +1,5 @@
-"""Where kernels run: on the stream of a GPU, in an emulator, or not at all; and the hints they run with.
+"""Where kernels run: on the stream of a GPU, in an emulator, or not at all; the hints they run with; and what of a call is
+written down, for one of its kind that comes again.
 
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """
@@ -6,9 +7,10 @@ Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdg
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +21,66 @@ from . import _kept
 Launcher = Callable[[Any, tuple[int, ...], tuple[Any, ...]], None]
 _LAUNCHER: ContextVar[Launcher | None] = ContextVar("ssdgen_launcher", default=None)
 _PORTABLE: ContextVar[bool] = ContextVar("ssdgen_portable", default=False)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What `launch` was given."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    early: bool
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a call does on its way through the host functions: the memory it takes, and the kernels it launches, in order."""
+
+    memory: list[Tensor] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+
+
+_RECORDING: ContextVar[Recording | None] = ContextVar("ssdgen_recording", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """Within it what a call does is written down, too."""
+    token = _RECORDING.set(recording := Recording())
+    try:
+        yield recording
+    finally:
+        _RECORDING.reset(token)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory of a call: for results, and between kernels."""
+    memory = torch.empty(shape, dtype=dtype, device=device)
+    recording = _RECORDING.get()
+    if recording is not None:
+        recording.memory.append(memory)
+    return memory
+
+
+_LASTING: set[int] = set()
+
+
+def lasting(x: Tensor) -> Tensor:
+    """`x`, a tensor of numbers that are the same in every call, which whoever calls this keeps for the life of the process."""
+    if type(x) is Tensor:  # what a tracer has in its place has no address
+        _LASTING.add(x.data_ptr())
+    return x
+
+
+def lasts(x: Tensor) -> bool:
+    """Whether `x` is a `lasting` tensor, or a view of one that begins where it does."""
+    return x.data_ptr() in _LASTING
+
+
+def diverted() -> bool:
+    """Whether kernels run through a launcher, or not at all."""
+    return _LAUNCHER.get() is not None or _PORTABLE.get()
 
 
 @contextmanager
@@ -70,19 +132,23 @@ def launch(on: Any, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], e
     """
     if 0 in grid:
         return
+    recording = _RECORDING.get()
+    if recording is not None:
+        recording.launches.append(Launch(kernel, grid, args, early))
     emulate = _LAUNCHER.get()
     if emulate is not None:
         emulate(kernel, grid, args)
         return
     import cuda.tile as ct
 
-    early = early and _has_early_launch(args[0].get_device())
+    early = early and has_early_launch(args[0].get_device())
     ct.launch(on, grid, _kept.kept(kernel), args, programmatic_dependent_launch=early)
 
 
 @functools.cache
-def _has_early_launch(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+def has_early_launch(device: int) -> bool:
+    """Whether a GPU begins a kernel early; never without one."""
+    return device >= 0 and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @functools.cache

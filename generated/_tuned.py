@@ -190,8 +190,18 @@ def _warn(path: Path, what: str) -> None:
     warnings.warn(f"{path}: {what}", RuntimeWarning, stacklevel=2)
 
 
+_EDITION = 0
+
+
+def edition() -> int:
+    """How many times tables were forgotten: a Config that was chosen holds for one edition."""
+    return _EDITION
+
+
 def forget() -> None:
     """Read the tables again at the next call: for who has written one."""
+    global _EDITION
+    _EDITION += 1
     _tables.cache_clear()
     _MEMO.clear()
 

@@ -275,8 +275,14 @@ def forward(
     Differentiable, on a GPU once. On the CPU also in float64. Raises TypeError or ValueError, which name the
     tensor, for a missing input, a dtype, rank, size, device or range.
     """
-    if OPERATOR.wanted(q, k, v, S0):
-        return OPERATOR.call(q, k, v, S0, cu_seqlens, seq_idx, mask, states_every, config)
+    return OPERATOR(q, k, v, S0, cu_seqlens, seq_idx, mask, states_every, config)
+
+
+def _checked(
+    q: Tensor, k: Tensor, v: Tensor, S0: Tensor | None, cu_seqlens: Tensor | None, seq_idx: Tensor | None,
+    mask: Tensor | None, states_every: int | None, config: Config | None,
+) -> tuple[Tensor, ...]:
+    """`forward` of what nobody differentiates."""
     size, sequences = _packed.check(
         LAYER,
         {"q": q, "k": k, "v": v},
@@ -296,8 +302,8 @@ def forward(
     return _packed.each(LAYER, _portable, sequences, (q, k, v), (), (S0,), size, config.chunk, states_every)
 
 
-OPERATOR = _operator.Operator(LAYER, forward, CONFIGS, leader="v")
-"""`forward` where it is differentiated or traced."""
+OPERATOR = _operator.Operator(LAYER, forward, _checked, CONFIGS, leader="v")
+"""`forward`, differentiated, traced or neither."""
 
 
 def init_state(
@@ -321,7 +327,7 @@ def _segmented(
     )
     stream = _rt.stream(v)
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
-    S_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=v.device)
+    S_part = _rt.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=v.device)
     _rt.launch(
         stream,
         _rt.hinted(segment_states, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),

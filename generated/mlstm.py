@@ -455,8 +455,15 @@ def forward(
     Differentiable, on a GPU once. On the CPU also in float64. Raises TypeError or ValueError, which name the
     tensor, for a missing input, a dtype, rank, size, device or range.
     """
-    if OPERATOR.wanted(q, k, v, i, f, C0, N0):
-        return OPERATOR.call(q, k, v, i, f, C0, N0, cu_seqlens, seq_idx, mask, states_every, config)
+    return OPERATOR(q, k, v, i, f, C0, N0, cu_seqlens, seq_idx, mask, states_every, config)
+
+
+def _checked(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C0: Tensor | None, N0: Tensor | None,
+    cu_seqlens: Tensor | None, seq_idx: Tensor | None, mask: Tensor | None, states_every: int | None,
+    config: Config | None,
+) -> tuple[Tensor, ...]:
+    """`forward` of what nobody differentiates."""
     size, sequences = _packed.check(
         LAYER,
         {"q": q, "k": k, "v": v, "i": i, "f": f},
@@ -478,8 +485,8 @@ def forward(
     return _packed.each(LAYER, _portable, sequences, (q, k, v, i, f), (), (C0, N0), size, config.chunk, states_every)
 
 
-OPERATOR = _operator.Operator(LAYER, forward, CONFIGS, leader="v")
-"""`forward` where it is differentiated or traced."""
+OPERATOR = _operator.Operator(LAYER, forward, _checked, CONFIGS, leader="v")
+"""`forward`, differentiated, traced or neither."""
 
 
 def init_state(
@@ -508,17 +515,17 @@ def _segmented(
     stream = _rt.stream(v)
     # write[b h t]: weight write
     # decay_sum[b h t]: running sum of logsigmoid(f) * LOG2E within a chunk
-    write, decay_sum = torch.empty(
+    write, decay_sum = _rt.empty(
         (2, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device
     ).unbind()
     # C_part[b h segment n p]: the state C that each segment would end with if it began at zero
-    C_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=v.device)
+    C_part = _rt.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=v.device)
     # C_left[segment b h]: the sum of the log2 decays of C over each segment
-    C_left = torch.empty((cut.parts, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    C_left = _rt.empty((cut.parts, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     # N_part[b h segment n]: the state N that each segment would end with if it began at zero
-    N_part = torch.empty((cut.lanes, size_h, cut.parts, size_n), dtype=torch.float32, device=v.device)
+    N_part = _rt.empty((cut.lanes, size_h, cut.parts, size_n), dtype=torch.float32, device=v.device)
     # N_left[segment b h]: the sum of the log2 decays of N over each segment
-    N_left = torch.empty((cut.parts, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    N_left = _rt.empty((cut.parts, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     _rt.launch(
         stream,
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),

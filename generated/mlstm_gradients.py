@@ -799,8 +799,8 @@ def launch(
     d_C_final: Tensor | None, d_N_final: Tensor | None, d_C_states: Tensor | None, d_N_states: Tensor | None,
     states_every: int, d_C0: Tensor, d_N0: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
-    """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order; those of
-    initial states are written in place.
+    """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
+    as blocks leave them, None for one that is 0; those of initial states are written in place.
     """
     size_b, size_t, size_h, size_p, size_n = q.shape[0], q.shape[1], q.shape[2], v.shape[3], q.shape[3]
     q, k, v, i, f, d_y = (_rt.indexable(v) for v in (q, k, v, i, f, d_y))
@@ -814,50 +814,50 @@ def launch(
     stream = _rt.stream(v)
     # write[b h t]: weight write
     # decay_sum[b h t]: running sum of logsigmoid(f) * LOG2E within a chunk
-    write, decay_sum = torch.empty(
+    write, decay_sum = _rt.empty(
         (2, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device
     ).unbind()
     # C_entry[b h chunk p n]: the state C that enters each chunk
     # d_C_end[b h chunk p n]: the gradient of the state C at the end of each chunk
-    C_entry, d_C_end = torch.empty(
+    C_entry, d_C_end = _rt.empty(
         (2, cut.lanes, size_h, cut.slots, size_p, size_n), dtype=_rt.stored(config.carried), device=v.device
     ).unbind()
     # N_entry[b h chunk n]: the state N that enters each chunk
     # d_N_end[b h chunk n]: the gradient of the state N at the end of each chunk
-    N_entry, d_N_end = torch.empty(
+    N_entry, d_N_end = _rt.empty(
         (2, cut.lanes, size_h, cut.slots, size_n), dtype=torch.float32, device=v.device
     ).unbind()
     # C_part[b h segment p n]: the state C that each segment would end with if it began at zero
-    C_part = torch.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
+    C_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
     # C_left[segment b h]: the sum of the log2 decays of C over each segment
-    C_left = torch.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    C_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     # N_part[b h segment n]: the state N that each segment would end with if it began at zero
-    N_part = torch.empty((cut.lanes, size_h, cut.ends, size_n), dtype=torch.float32, device=v.device)
+    N_part = _rt.empty((cut.lanes, size_h, cut.ends, size_n), dtype=torch.float32, device=v.device)
     # N_left[segment b h]: the sum of the log2 decays of N over each segment
-    N_left = torch.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    N_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     # d_C_part[b h segment p n]: what each segment adds to the gradient of C that arrives at its end
-    d_C_part = torch.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
+    d_C_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
     # d_C_left[segment b h]: the sum of the log2 decays of C over each segment
-    d_C_left = torch.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    d_C_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     # d_N_part[b h segment n]: what each segment adds to the gradient of N that arrives at its end
-    d_N_part = torch.empty((cut.lanes, size_h, cut.ends, size_n), dtype=torch.float32, device=v.device)
+    d_N_part = _rt.empty((cut.lanes, size_h, cut.ends, size_n), dtype=torch.float32, device=v.device)
     # d_N_left[segment b h]: the sum of the log2 decays of N over each segment
-    d_N_left = torch.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    d_N_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     # d_read_C[b h t p]: the gradient of read_C, what each token reads
-    d_read_C = torch.empty(
+    d_read_C = _rt.empty(
         (cut.lanes, size_h, cut.slots * config.chunk, size_p), dtype=_rt.stored(config.carried), device=v.device
     )
     # d_read_N[b h t]: the gradient of read_N, what each token reads
     # d_weight[b h t]: the gradient of the weight write
     # d_decay_sum[b h t]: the gradient of the running sum of decay, by reads
     # d_decay_written[b h t]: what the end of a chunk asks decay for, by each token's input
-    d_read_N, d_weight, d_decay_sum, d_decay_written = torch.empty(
+    d_read_N, d_weight, d_decay_sum, d_decay_written = _rt.empty(
         (4, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device
     ).unbind()
     # C_met[b h chunk p]: what C passes through each chunk, times what arrives there
-    C_met = torch.empty((cut.lanes, size_h, cut.slots, size_p), dtype=torch.float32, device=v.device)
+    C_met = _rt.empty((cut.lanes, size_h, cut.slots, size_p), dtype=torch.float32, device=v.device)
     # N_met[b h chunk]: what N passes through each chunk, times what arrives there
-    N_met = torch.empty((cut.lanes, size_h, cut.slots), dtype=torch.float32, device=v.device)
+    N_met = _rt.empty((cut.lanes, size_h, cut.slots), dtype=torch.float32, device=v.device)
     d_q = _gradients.memory(q, sequences)
     d_k = _gradients.memory(k, sequences)
     d_v = _gradients.memory(v, sequences)
@@ -1014,6 +1014,9 @@ def launch(
 SPEC_DIGEST = "1eb781cd19dea253f942e5647c0f71b3f5f97bef3a04bb410563e4911a2908e3"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
 
+SUMMED: dict[str, tuple[int, ...]] = {}
+"""The dimensions to sum over of the gradients that are left in parts, by input."""
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, keyed=("v", "i", "f"), digest=SPEC_DIGEST, variant=VARIANT)
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, ("v", "i", "f"), SUMMED, SPEC_DIGEST, VARIANT)
 """What `forward` of `mlstm` is differentiated by."""

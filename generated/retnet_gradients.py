@@ -395,8 +395,8 @@ def launch(
     q: Tensor, k: Tensor, v: Tensor, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None,
     d_S_states: Tensor | None, states_every: int, d_S0: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
-    """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order; those of
-    initial states are written in place.
+    """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
+    as blocks leave them, None for one that is 0; those of initial states are written in place.
     """
     size_b, size_t, size_h, size_p, size_n = q.shape[0], q.shape[1], q.shape[2], v.shape[3], q.shape[3]
     q, k, v, d_y = (_rt.indexable(v) for v in (q, k, v, d_y))
@@ -410,17 +410,17 @@ def launch(
     stream = _rt.stream(v)
     # S_entry[b h chunk p n]: the state S that enters each chunk
     # d_S_end[b h chunk p n]: the gradient of the state S at the end of each chunk
-    S_entry, d_S_end = torch.empty(
+    S_entry, d_S_end = _rt.empty(
         (2, cut.lanes, size_h, cut.slots, size_p, size_n), dtype=_rt.stored(config.carried), device=v.device
     ).unbind()
     # S_part[b h segment p n]: the state S that each segment would end with if it began at zero
-    S_part = torch.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
+    S_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
     # S_left[segment b h]: the sum of the log2 decays of S over each segment
-    S_left = torch.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    S_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     # d_S_part[b h segment p n]: what each segment adds to the gradient of S that arrives at its end
-    d_S_part = torch.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
+    d_S_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
     # d_S_left[segment b h]: the sum of the log2 decays of S over each segment
-    d_S_left = torch.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    d_S_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     d_q = _gradients.memory(q, sequences)
     d_k = _gradients.memory(k, sequences)
     d_v = _gradients.memory(v, sequences)
@@ -503,6 +503,9 @@ def launch(
 SPEC_DIGEST = "594729a3f3738506bfe1f038afd626be717dfa437d5062c6ec23378cfff8bb78"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
 
+SUMMED: dict[str, tuple[int, ...]] = {}
+"""The dimensions to sum over of the gradients that are left in parts, by input."""
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, keyed=("v",), digest=SPEC_DIGEST, variant=VARIANT)
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, ("v",), SUMMED, SPEC_DIGEST, VARIANT)
 """What `forward` of `retnet` is differentiated by."""

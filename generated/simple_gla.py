@@ -336,8 +336,14 @@ def forward(
     Differentiable, on a GPU once. On the CPU also in float64. Raises TypeError or ValueError, which name the
     tensor, for a missing input, a dtype, rank, size, device or range.
     """
-    if OPERATOR.wanted(q, k, v, g, S0):
-        return OPERATOR.call(q, k, v, g, S0, cu_seqlens, seq_idx, mask, states_every, config)
+    return OPERATOR(q, k, v, g, S0, cu_seqlens, seq_idx, mask, states_every, config)
+
+
+def _checked(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S0: Tensor | None, cu_seqlens: Tensor | None, seq_idx: Tensor | None,
+    mask: Tensor | None, states_every: int | None, config: Config | None,
+) -> tuple[Tensor, ...]:
+    """`forward` of what nobody differentiates."""
     size, sequences = _packed.check(
         LAYER,
         {"q": q, "k": k, "v": v, "g": g},
@@ -357,8 +363,8 @@ def forward(
     return _packed.each(LAYER, _portable, sequences, (q, k, v, g), (), (S0,), size, config.chunk, states_every)
 
 
-OPERATOR = _operator.Operator(LAYER, forward, CONFIGS, leader="v")
-"""`forward` where it is differentiated or traced."""
+OPERATOR = _operator.Operator(LAYER, forward, _checked, CONFIGS, leader="v")
+"""`forward`, differentiated, traced or neither."""
 
 
 def init_state(
@@ -382,11 +388,11 @@ def _segmented(
     )
     stream = _rt.stream(v)
     # decay_sum[b h t]: running sum of g * LOG2E within a chunk
-    decay_sum = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
+    decay_sum = _rt.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
-    S_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=v.device)
+    S_part = _rt.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=v.device)
     # S_left[segment b h]: the sum of the log2 decays of S over each segment
-    S_left = torch.empty((cut.parts, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    S_left = _rt.empty((cut.parts, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     _rt.launch(
         stream,
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),

@@ -453,8 +453,8 @@ def launch(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None,
     d_S_states: Tensor | None, states_every: int, d_S0: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
-    """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order; those of
-    initial states are written in place.
+    """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
+    as blocks leave them, None for one that is 0; those of initial states are written in place.
     """
     size_b, size_t, size_h, size_p, size_n = q.shape[0], q.shape[1], q.shape[2], v.shape[3], q.shape[3]
     q, k, v, g, d_y = (_rt.indexable(v) for v in (q, k, v, g, d_y))
@@ -467,27 +467,27 @@ def launch(
     cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, v)
     stream = _rt.stream(v)
     # decay_sum[b h t]: running sum of g * LOG2E within a chunk
-    decay_sum = torch.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
+    decay_sum = _rt.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
     # S_entry[b h chunk p n]: the state S that enters each chunk
     # d_S_end[b h chunk p n]: the gradient of the state S at the end of each chunk
-    S_entry, d_S_end = torch.empty(
+    S_entry, d_S_end = _rt.empty(
         (2, cut.lanes, size_h, cut.slots, size_p, size_n), dtype=_rt.stored(config.carried), device=v.device
     ).unbind()
     # S_part[b h segment p n]: the state S that each segment would end with if it began at zero
-    S_part = torch.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
+    S_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
     # S_left[segment b h]: the sum of the log2 decays of S over each segment
-    S_left = torch.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    S_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     # d_S_part[b h segment p n]: what each segment adds to the gradient of S that arrives at its end
-    d_S_part = torch.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
+    d_S_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
     # d_S_left[segment b h]: the sum of the log2 decays of S over each segment
-    d_S_left = torch.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    d_S_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     # d_decay_sum[b h t]: the gradient of the running sum of decay, by reads
     # d_decay_written[b h t]: what the end of a chunk asks decay for, by each token's input
-    d_decay_sum, d_decay_written = torch.empty(
+    d_decay_sum, d_decay_written = _rt.empty(
         (2, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device
     ).unbind()
     # S_met[b h chunk p]: what S passes through each chunk, times what arrives there
-    S_met = torch.empty((cut.lanes, size_h, cut.slots, size_p), dtype=torch.float32, device=v.device)
+    S_met = _rt.empty((cut.lanes, size_h, cut.slots, size_p), dtype=torch.float32, device=v.device)
     d_q = _gradients.memory(q, sequences)
     d_k = _gradients.memory(k, sequences)
     d_v = _gradients.memory(v, sequences)
@@ -589,6 +589,9 @@ def launch(
 SPEC_DIGEST = "25b59f99f44771e32aba0a6bf206e961a0a126719bcf3b39be7df453d7df2e85"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
 
+SUMMED: dict[str, tuple[int, ...]] = {}
+"""The dimensions to sum over of the gradients that are left in parts, by input."""
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, keyed=("v", "g"), digest=SPEC_DIGEST, variant=VARIANT)
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, ("v", "g"), SUMMED, SPEC_DIGEST, VARIANT)
 """What `forward` of `simple_gla` is differentiated by."""

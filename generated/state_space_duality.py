@@ -445,10 +445,15 @@ def forward(
     Differentiable, on a GPU once. On the CPU also in float64. Raises TypeError or ValueError, which name the
     tensor, for a missing input, a dtype, rank, size, device or range.
     """
-    if OPERATOR.wanted(x, dt, A, B, C, D, dt_bias, z, S0):
-        return OPERATOR.call(
-            x, dt, A, B, C, D, dt_bias, z, dt_min, dt_max, S0, cu_seqlens, seq_idx, mask, states_every, config
-        )
+    return OPERATOR(x, dt, A, B, C, D, dt_bias, z, dt_min, dt_max, S0, cu_seqlens, seq_idx, mask, states_every, config)
+
+
+def _checked(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, dt_bias: Tensor | None, z: Tensor | None,
+    dt_min: float, dt_max: float, S0: Tensor | None, cu_seqlens: Tensor | None, seq_idx: Tensor | None,
+    mask: Tensor | None, states_every: int | None, config: Config | None,
+) -> tuple[Tensor, ...]:
+    """`forward` of what nobody differentiates."""
     size, sequences = _packed.check(
         LAYER,
         {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "dt_bias": dt_bias, "z": z},
@@ -483,8 +488,8 @@ def forward(
     )
 
 
-OPERATOR = _operator.Operator(LAYER, forward, CONFIGS, leader="x")
-"""`forward` where it is differentiated or traced."""
+OPERATOR = _operator.Operator(LAYER, forward, _checked, CONFIGS, leader="x")
+"""`forward`, differentiated, traced or neither."""
 
 
 def init_state(
@@ -513,24 +518,24 @@ def _segmented(
     shared = 0 < config.share_scores_from <= size_h // size_g
     # step[b h t]: weight step
     # decay_sum[b h t]: running sum of A * step * LOG2E within a chunk
-    step, decay_sum = torch.empty(
+    step, decay_sum = _rt.empty(
         (2, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device
     ).unbind()
     # shared_scores[b g t t]: C . B of each token and those before it in a chunk, over the key's scale
-    shared_scores = torch.empty(
+    shared_scores = _rt.empty(
         (cut.lanes, size_g, cut.slots * config.chunk if shared else 4, config.chunk),
         dtype=_rt.stored_scores(config.intra),
         device=x.device,
     )
     # shared_scores_scale[b g t]: the largest of a key's scores, which those are divided by
     # shared_scores_own[b g t]: the score of a token with itself, which is not among the others
-    shared_scores_scale, shared_scores_own = torch.empty(
+    shared_scores_scale, shared_scores_own = _rt.empty(
         (2, cut.lanes, size_g, cut.slots * config.chunk if shared else 4), dtype=torch.float32, device=x.device
     ).unbind()
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
-    S_part = torch.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=x.device)
+    S_part = _rt.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=x.device)
     # S_left[segment b h]: the sum of the log2 decays of S over each segment
-    S_left = torch.empty((cut.parts, cut.lanes, size_h), dtype=torch.float32, device=x.device)
+    S_left = _rt.empty((cut.parts, cut.lanes, size_h), dtype=torch.float32, device=x.device)
     _rt.launch(
         stream,
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),

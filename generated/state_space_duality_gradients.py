@@ -539,8 +539,8 @@ def launch(
     dt_max: float, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None, d_S_states: Tensor | None,
     states_every: int, d_S0: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
-    """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order; those of
-    initial states are written in place.
+    """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
+    as blocks leave them, None for one that is 0; those of initial states are written in place.
     """
     size_h, size_p, size_b, size_t, size_n, size_g = (
         x.shape[2], x.shape[3], x.shape[0], x.shape[1], B.shape[3], B.shape[2]
@@ -557,30 +557,30 @@ def launch(
     shares = _gradients.shares(config.shares, cut.lanes * cut.slots * size_g, size_h // size_g, x)
     # step[b h t]: weight step
     # decay_sum[b h t]: running sum of A * step * LOG2E within a chunk
-    step, decay_sum = torch.empty(
+    step, decay_sum = _rt.empty(
         (2, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device
     ).unbind()
     # S_entry[b h chunk p n]: the state S that enters each chunk
     # d_S_end[b h chunk p n]: the gradient of the state S at the end of each chunk
-    S_entry, d_S_end = torch.empty(
+    S_entry, d_S_end = _rt.empty(
         (2, cut.lanes, size_h, cut.slots, size_p, size_n), dtype=_rt.stored(config.carried), device=x.device
     ).unbind()
     # S_part[b h segment p n]: the state S that each segment would end with if it began at zero
-    S_part = torch.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=x.device)
+    S_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=x.device)
     # S_left[segment b h]: the sum of the log2 decays of S over each segment
-    S_left = torch.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=x.device)
+    S_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=x.device)
     # d_S_part[b h segment p n]: what each segment adds to the gradient of S that arrives at its end
-    d_S_part = torch.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=x.device)
+    d_S_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=x.device)
     # d_S_left[segment b h]: the sum of the log2 decays of S over each segment
-    d_S_left = torch.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=x.device)
+    d_S_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=x.device)
     # d_weight[b h t]: the gradient of the weight step
     # d_decay_sum[b h t]: the gradient of the running sum of decay, by reads
     # d_decay_written[b h t]: what the end of a chunk asks decay for, by each token's input
-    d_weight, d_decay_sum, d_decay_written = torch.empty(
+    d_weight, d_decay_sum, d_decay_written = _rt.empty(
         (3, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device
     ).unbind()
     # S_met[b h chunk p]: what S passes through each chunk, times what arrives there
-    S_met = torch.empty((cut.lanes, size_h, cut.slots, size_p), dtype=torch.float32, device=x.device)
+    S_met = _rt.empty((cut.lanes, size_h, cut.slots, size_p), dtype=torch.float32, device=x.device)
     d_x = _gradients.memory(x, sequences)
     d_dt = _gradients.memory(dt, sequences)
     d_A_part = _gradients.parts((cut.lanes, cut.slots, size_h), sequences, A)
@@ -684,15 +684,15 @@ def launch(
         ),
         early=True,
     )
-    return (
-        d_x, d_dt, d_A_part.sum((0, 1)).to(A.dtype), _gradients.summed(d_B, B), _gradients.summed(d_C, C),
-        d_D_part.sum((0, 1)).to(D.dtype), d_dt_bias_part.sum((0, 1)).to(dt_bias.dtype), d_z,
-    )
+    return (d_x, d_dt, d_A_part, d_B, d_C, d_D_part, d_dt_bias_part, d_z)
 
 
 SPEC_DIGEST = "b90e225a4c7485b45a306b62e322c4c2e8ab244801a587910844632f90451ab7"
 """The SHA-256 of the spec's text; emitted by ssdgen 0.1.0."""
 
+SUMMED: dict[str, tuple[int, ...]] = {"A": (0, 1), "D": (0, 1), "dt_bias": (0, 1)}
+"""The dimensions to sum over of the gradients that are left in parts, by input."""
 
-GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, keyed=("x", "dt"), digest=SPEC_DIGEST, variant=VARIANT)
+
+GRADIENTS = _gradients.Gradients(LAYER, launch, CONFIGS, ("x", "dt"), SUMMED, SPEC_DIGEST, VARIANT)
 """What `forward` of `state_space_duality` is differentiated by."""

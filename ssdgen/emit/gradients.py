@@ -10,9 +10,8 @@ import ssdgen
 from ssdgen.emit.environment import HELPERS, TEMPLATES, called, configs, environment, imported, tidy
 from ssdgen.emit.host import Host, quoted, tupled
 from ssdgen.emit.printer import LOG2E
-from ssdgen.ir.expr import Axes
 from ssdgen.ir.gradients import EntryKernel, GradientPlan, Result
-from ssdgen.ir.plan import CHUNKS, SHARES, Parameter
+from ssdgen.ir.plan import CHUNKS, Parameter
 from ssdgen.plan.names import EVERY, key_inputs
 
 
@@ -113,6 +112,7 @@ class GradientHost(Host):
             "workspaces": self._workspaces(),
             "memory": results,
             "launches": [self._launch(k, early=i > 0) for i, k in enumerate(self._gradients.kernels)],
+            "parts": self._parts(),
             "returned": [tupled([self._returned_gradient(r) for r in self._gradients.results])],
         }
 
@@ -129,18 +129,21 @@ class GradientHost(Host):
         return self.gradient(result.name), f"{optional}_gradients.memory({of}, sequences)"
 
     def _returned_gradient(self, result: Result) -> str:
-        of = self.host(result.of)
         if not result.name:
-            return f"torch.zeros_like({of})"
-        tensor = self._layer.tensor(result.of)
-        code = self.gradient(result.name)
+            return "None"
         if CHUNKS in result.axes:
-            over: Axes = tuple(a for a in result.axes if a == CHUNKS or a not in tensor.axes)
-            dims = tupled([str(result.axes.index(a)) for a in over])
-            code = f"{self._names.of('workspace', result.name)}.sum({dims}).to({of}.dtype)"
-        elif result.axes[0] == SHARES:
-            code = f"_gradients.summed({code}, {of})"
-        return code
+            return self._names.of("workspace", result.name)
+        return self.gradient(result.name)
+
+    def _parts(self) -> str:
+        """The dictionary of dimensions to sum over, by input."""
+        items = []
+        for result in self._gradients.results:
+            if result.name and CHUNKS in result.axes:
+                own = self._layer.tensor(result.of).axes
+                over = [str(at) for at, axis in enumerate(result.axes) if axis == CHUNKS or axis not in own]
+                items.append(f"{quoted(result.of)}: {tupled(over)}")
+        return f"{{{', '.join(items)}}}"
 
 
 def emit_gradients(gradients: GradientPlan) -> str:

@@ -135,8 +135,8 @@ class Host:
         sizes = f"size_{layer.batch}, size_{layer.time}, config.chunk"
         call = ["LAYER", f"_{plan.config.plan}"]
         return {
-            "wanted_call": self._differentiable(),
-            "operator_call": self._operator_call(),
+            "arguments": self._arguments(),
+            "checked_arguments": self._checked_arguments(),
             "kernels_call": [*call, "sequences", inputs, scalars, initials, "size", "config", EVERY],
             "packs": isinstance(plan.kernels[-1], WalkKernel),
             "plan_arguments": self._plan_arguments(),
@@ -152,17 +152,14 @@ class Host:
             ],
         }
 
-    def _differentiable(self) -> list[str]:
-        """The arguments of `forward` that may be differentiated."""
-        layer = self._layer
-        inputs = sorted(layer.inputs, key=lambda t: not t.required)
-        return [*(self.host(t.name) for t in inputs), *(self.initial(s.name) for s in layer.states)]
+    def _checked_arguments(self) -> list[str]:
+        """The parameters of `forward`, without their defaults."""
+        required = [f"{self.host(t.name)}: Tensor" for t in self._layer.inputs if t.required]
+        return [*required, *(argument.partition(" = ")[0] for argument in self._other_arguments())]
 
-    def _operator_call(self) -> list[str]:
+    def _arguments(self) -> list[str]:
         """The arguments of `forward` in its order."""
-        inputs, count = self._differentiable(), len(self._layer.inputs)
-        scalars = [self.host(p.name) for p in self._layer.params]
-        return [*inputs[:count], *scalars, *inputs[count:], *PACKINGS, EVERY, "config"]
+        return [argument.partition(":")[0] for argument in self._checked_arguments()]
 
     def _chosen_call(self) -> list[str]:
         layer, leader = self._layer, self._plan.leader
@@ -285,7 +282,7 @@ class Host:
         names = [self._names.of("workspace", w.name) for w in buffers]
         sizes = shape if len(buffers) == 1 else (str(len(buffers)), *shape)
         device = f"{self.host(self._plan.leader)}.device"
-        code = f"torch.empty(({', '.join(sizes)}), dtype={stored.get(dtype) or DTYPES[dtype]}, device={device})"
+        code = f"_rt.empty(({', '.join(sizes)}), dtype={stored.get(dtype) or DTYPES[dtype]}, device={device})"
         docs = [
             f"{name}[{' '.join(w.axes).replace(PRIME, '')}]: {w.doc.replace(repr(LOG2E), 'LOG2E')}"
             for name, w in zip(names, buffers, strict=True)

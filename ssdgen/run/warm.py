@@ -43,6 +43,7 @@ from ssdgen.run.recorded import (
 from ssdgen.run.tune.compile import Compiler
 from ssdgen.run.tune.device import H200, Device, assumed, here
 from ssdgen.run.tune.remote import Died, Remote, serve
+from ssdgen.run.warm_conv import conv_sizes, convolved, is_convolution
 
 BATCH, TOKENS, HEADS = 2, 4096, 8
 """The shape that is warmed if none is asked for, beside the sizes that the module declares."""
@@ -127,9 +128,9 @@ def warm(
     heard: Callable[[Kernel, int, int], None] = lambda kernel, done, total: None,
     also: Collection[Also] = (),
 ) -> Warmed:
-    """Compile what the module at `path` launches for `shapes`, every optional input absent and present, tokens of every
-    class, with the configurations that it would choose, for this GPU or for `arch`, of which one with the multiprocessors of
-    an H200 is assumed. `also` says what beside `forward` and `step` is compiled.
+    """Compile what the module at `path`, an emitted one or `causal_conv.py` beside it, launches for `shapes`, every optional
+    input absent and present, tokens of every class, with the configurations that it would choose, for this GPU or for `arch`,
+    of which one with the multiprocessors of an H200 is assumed. `also` says what beside `forward` and `step` is compiled.
 
     `heard` is told of each kernel, how many are done and how many there are. Raises UserError if the cache is off, or for
     a shape that the module refuses.
@@ -146,17 +147,8 @@ def warm(
     device = here() if has_gpu else H200
     if arch is not None and arch != device.arch:
         device = replace(device, arch=arch, name=f"a GPU of {arch} with {device.multiprocessors} multiprocessors")
-    calls = list(calls_of(module, shapes, dtypes))
-    requests = list(dict.fromkeys(r for call in calls for r in launched(module, call, device)))
-    steps = list(step_calls_of(module, shapes, dtypes))
-    requests += dict.fromkeys(r for step in steps for r in stepped(module, step, device))
-    if "steps" in also:
-        requests += dict.fromkeys(r for step in several_steps(module, steps) for r in stepped(module, step, device))
-    kept = [replace(call, states_every=EVERY) for call in calls] if "states" in also else []
-    requests += dict.fromkeys(r for call in kept for r in launched(module, call, device))
-    if "gradients" in also:
-        requests += dict.fromkeys(r for call in (*calls, *kept) for r in differentiated(module, call, device))
-    requests = list(dict.fromkeys(requests))
+    wanted = _of_convolution if is_convolution(module) else _of_module
+    calls, requests = wanted(module, shapes, dtypes, device, also)
     kernels: list[Kernel] = []
     with Compiler(device.arch, jobs, cache, TIMEOUT) as compiler:
         for place, (answer,) in compiler.compiled([(request,) for request in requests]):
@@ -172,6 +164,43 @@ def warm(
         extra, again = _launched_really(path, calls[:1], 1)
         problem = problem or again
     return Warmed(path, device, cache, len(calls), tuple(kernels), extra, problem)
+
+
+def _of_module(
+    module: ModuleType,
+    shapes: Sequence[Mapping[str, int]],
+    dtypes: Sequence[Dtype],
+    device: Device,
+    also: Collection[Also],
+) -> tuple[list[Call], list[CompileRequest]]:
+    """The calls of an emitted module that are compiled for, and the kernels of these and of what is asked for beside them."""
+    calls = list(calls_of(module, shapes, dtypes))
+    requests = [r for call in calls for r in launched(module, call, device)]
+    steps = list(step_calls_of(module, shapes, dtypes))
+    requests += [r for step in steps for r in stepped(module, step, device)]
+    if "steps" in also:
+        requests += [r for step in several_steps(module, steps) for r in stepped(module, step, device)]
+    kept = [replace(call, states_every=EVERY) for call in calls] if "states" in also else []
+    requests += [r for call in kept for r in launched(module, call, device)]
+    if "gradients" in also:
+        requests += [r for call in (*calls, *kept) for r in differentiated(module, call, device)]
+    return calls, list(dict.fromkeys(requests))
+
+
+def _of_convolution(
+    module: ModuleType,
+    shapes: Sequence[Mapping[str, int]],
+    dtypes: Sequence[Dtype],
+    device: Device,
+    also: Collection[Also],
+) -> tuple[list[Call], list[CompileRequest]]:
+    """The same of the causal convolution, whose calls here are the plainest ones: nothing of it depends on the device, and its
+    gradients are plain torch's."""
+    several = [conv_sizes(module, shape, BATCH, TOKENS) for shape in shapes or ({},)]
+    each = list(itertools.product(several, dtypes))
+    calls = [Call(sizes, dtype, present) for sizes, dtype in each for present in ((), ("bias",))]
+    requests = [r for sizes, dtype in each for r in convolved(module, sizes, dtype, near(sizes["t"]), "steps" in also)]
+    return calls, list(dict.fromkeys(requests))
 
 
 def launched(module: ModuleType, call: Call, device: Device) -> tuple[CompileRequest, ...]:
@@ -286,7 +315,8 @@ def _loaded(path: Path) -> ModuleType:
         module = load_file(path)
     except Exception as error:  # what a file of the user's raises when it is imported is theirs to read
         raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    if not all(hasattr(module, name) for name in ("LAYER", "CONFIGS", "forward", "init_state")):
+    emitted = all(hasattr(module, name) for name in ("LAYER", "CONFIGS", "forward", "init_state"))
+    if not emitted and not is_convolution(module):
         raise UserError(f"{path} is no module that ssdgen emitted", "ssdgen generate writes one")
     return module
 

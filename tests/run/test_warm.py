@@ -7,6 +7,7 @@ import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from ssdgen.diagnostics import UserError
 from ssdgen.emit.package import package
 from ssdgen.files import write_all
 from ssdgen.ir.build import ArrayArg
+from ssdgen.run import warm as warm_module
 from ssdgen.run.load import load_file
 from ssdgen.run.recorded import Call, blank, record, record_gradients, recording
 from ssdgen.run.tune.compile import Compiler
@@ -33,6 +35,7 @@ from ssdgen.run.warm import (
     stepped,
     warm,
 )
+from ssdgen.run.warm_conv import conv_sizes, convolved
 
 GENERATED = Path(__file__).resolve().parents[2] / "generated"
 SIZES = {"b": 2, "t": 4096, "h": 8, "g": 1, "p": 64, "n": 128}
@@ -200,3 +203,58 @@ def test_several_steps_and_kept_states(mamba2: ModuleType) -> None:
     call = next(calls_of(mamba2, [{"b": 2}], ["bf16"]))
     kept = set(launched(mamba2, replace(call, states_every=EVERY), H200)) - set(launched(mamba2, call, H200))
     assert [r.kernel for r in kept] == ["walk_out"]
+
+
+CONV = {"b": 2, "t": 4096, "d": 1792, "w": 4}
+
+
+def test_calls_of_the_convolution_of_any_length_are_compiled() -> None:
+    """What a Mamba layer calls on slices of its projection, at batch 1 also packed, finds no class that was not warmed."""
+    conv = load_file(GENERATED / "causal_conv.py")
+    weight, bias = torch.empty(1792, 4, dtype=torch.bfloat16), torch.empty(1792, dtype=torch.bfloat16)
+    for b in (1, 2):
+        warmed = set(convolved(conv, {**CONV, "b": b}, "bf16", near(4096), several=True))
+        cache, slots = torch.empty(b, 1792, 3, dtype=torch.bfloat16), torch.arange(b, dtype=torch.int32)
+        for tokens in (1, 2, 16, 31, 32, 64, 480, 481, 1000, 2048, 3001, 4064, 4096, 65536):
+            x = torch.empty(b, tokens, 4384, dtype=torch.bfloat16)[..., 1536:3328]
+            with recording(conv) as launches, torch.no_grad():
+                y, _ = conv.forward(x, weight, bias, initial=cache, activation="silu", return_final=True)
+                conv.forward(x, weight, activation="silu", out=torch.empty_like(y))
+                conv.step(cache, x[:, 0], weight, bias, activation="silu", state_indices=slots)
+                conv.steps(cache, x[:, :16], weight, bias, activation="silu")
+                if b == 1 and tokens > 1:
+                    edges = torch.tensor([0, tokens // 3, tokens], dtype=torch.int32)
+                    conv.forward(x, weight, bias, cu_seqlens=edges, activation="silu")
+            assert {launch.request for launch in launches} <= warmed, (b, tokens)
+
+
+def test_shapes_of_the_convolution() -> None:
+    conv = load_file(GENERATED / "causal_conv.py")
+    assert conv_sizes(conv, {"d": 96}, 2, 4096) == {"b": 2, "t": 4096, "w": 4, "d": 96}
+    for shape, message in (
+        ({"b": 1}, "does not say how long d is"),
+        ({"d": 96, "h": 8}, "no axis `h`"),
+        ({"d": 0}, "no axis `d` of length 0"),
+        ({"d": 96, "w": 9}, "no axis `w` of length 9"),
+    ):
+        with pytest.raises(UserError, match=message):
+            conv_sizes(conv, shape, 2, 4096)
+
+
+def test_warm_takes_the_convolution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ssdgen warm generated/causal_conv.py` finds its kernels compiled, or what is wrong with them, as of any module."""
+    monkeypatch.setenv("CUDA_TILE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(warm_module, "Compiler", FewCompiled)
+    warmed = warm(GENERATED / "causal_conv.py", [{"d": 96, "t": 64}], ["bf16"], "sm_90", 1)
+    assert {k.request.kernel for k in warmed.kernels} == {"convolve", "roll"}
+    assert not any(k.problem for k in warmed.kernels)
+    assert list((tmp_path / "cache" / "ssdgen").iterdir())
+
+
+class FewCompiled(Compiler):
+    """A compiler that compiles the last kernel alone, and says so of all."""
+
+    def compiled(self, groups: Any) -> Any:
+        requests = [request for (request,) in groups]
+        ((_, answers),) = super().compiled([requests[-1:]])
+        yield from ((place, answers) for place in range(len(requests)))

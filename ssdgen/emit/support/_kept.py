@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,19 @@ COMPILER = ("nvidia-cuda-tileiras", "nvidia-cuda-nvcc", "nvidia-nvvm")
 IMPORTED = time.time()
 
 
+@dataclass(frozen=True)
+class Image:
+    """A compiled kernel: its symbol, its code, and which of the arguments that it was compiled for are constants."""
+
+    symbol: str
+    cubin: bytes
+    constants: tuple[bool, ...]
+
+
+_IMAGES: dict[tuple[Any, tuple[int, ...], str], Image] = {}
+"""What this process compiled or found, by kernel, architecture and the classes of its arguments."""
+
+
 @functools.cache
 def kept(kernel: Any) -> Any:
     """`kernel`, which from now on is looked for on disk before it is compiled, and kept there afterwards."""
@@ -44,14 +58,37 @@ def kept(kernel: Any) -> Any:
             found = None if path is None else read(path)
             if found is not None:
                 symbol, cubin = found
+                _note(kernel, signature, compute_capability, symbol, cubin)
                 return cubin, symbol, None, ()
             cubin, symbol, host, libraries = compile_now(signature, context, compute_capability)
-            if path is not None and host is None and not libraries:
-                write(path, symbol, cubin)
+            if host is None and not libraries:
+                _note(kernel, signature, compute_capability, symbol, cubin)
+                if path is not None:
+                    write(path, symbol, cubin)
             return cubin, symbol, host, libraries
 
         kernel._compile = compile_kept
     return kernel
+
+
+def _note(kernel: Any, signature: Any, capability: tuple[int, int] | None, symbol: str, cubin: bytes) -> None:
+    from cuda.tile.compilation import ConstantConstraint
+
+    constants = tuple(isinstance(c, ConstantConstraint) for c in signature.parameters)
+    key = kernel, tuple(capability or _capability()), repr(tuple(signature.parameters))
+    _IMAGES[key] = Image(symbol, cubin, constants)
+
+
+def image(kernel: Any, arguments: tuple[Any, ...], capability: tuple[int, int]) -> Image | None:
+    """What `cuda.tile.launch` ran on these arguments before, which must be on a GPU; None if it needs more than its arguments
+    to be launched, or the way to compile is not known here."""
+    from cuda.tile._cext import get_parameter_constraints_from_pyargs
+    from cuda.tile.compilation import CallingConvention
+
+    if not compiler_version().startswith(INTERFACE):
+        return None
+    constraints = get_parameter_constraints_from_pyargs(kernel, arguments, CallingConvention.cutile_python_v2())
+    return _IMAGES.get((kernel, tuple(capability), repr(tuple(constraints))))
 
 
 def place(

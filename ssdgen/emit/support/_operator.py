@@ -1,10 +1,11 @@
 """`forward` as an operator of PyTorch: what autograd, torch.compile and activation checkpointing see of a call of kernels.
 
 The operator is the function itself, which an outer call passes its arguments on to where somebody traces it; where somebody
-only differentiates it, a torch.autograd.Function does the same in less time. The gradients are an operator too, of the kernels
-in the module of gradients. Where there are none, and for more elements than int32 reaches, gradients are those of the portable
-form, computed in float32 (with plain torch on the same device), block by block of tokens from the last one back. Beyond the
-inputs nothing is stored for either; the states at which chunks or blocks begin are computed again by kernels.
+only differentiates it, a torch.autograd.Function does the same in less time, and where nobody does either, there is neither.
+The gradients are an operator too, of the kernels in the module of gradients. Where there are none, and for more elements than
+int32 reaches, gradients are those of the portable form, computed in float32 (with plain torch on the same device), block by
+block of tokens from the last one back. Beyond the inputs nothing is stored for either; the states at which chunks or blocks
+begin are computed again by kernels.
 
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """
@@ -20,16 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _blocks, _cut, _gradients, _packed
+from . import _blocks, _cut, _gradients, _packed, _replay
 from . import _runtime as _rt
+from ._replay import PLAIN
 
 KINDS = {
     "Tensor": "Tensor", "Tensor | None": "Tensor?", "float": "float", "int | None": "int?", "Config | None": "str"
 }  # fmt: skip
 """The annotations of a `forward`, and what a schema has for them; a Config travels as text."""
 
-PLAIN = (Tensor, torch.nn.Parameter)
-"""The types of tensors that are what they seem."""
+SPECIAL = ("cu_seqlens", "seq_idx", "mask", "states_every")
+"""The arguments of a `forward` between its tensors and its Config."""
 
 NAMESPACE = "ssdgen"
 BLOCK_CHUNKS = 16
@@ -37,16 +39,20 @@ BLOCK_CHUNKS = 16
 
 
 class Operator:
-    """The operator of a module's `forward`; `configs` are its default Configs by the dtype of the argument `leader`."""
+    """A module's `forward`: `checked` is what it does where nobody differentiates it, with all arguments in its order;
+    `configs` are its default Configs by the dtype of the argument `leader`."""
 
     def __init__(
         self,
         layer: _rt.Layer,
         forward: Callable[..., tuple[Tensor, ...]],
+        checked: Callable[..., tuple[Tensor, ...]],
         configs: Mapping[torch.dtype, Any],
         leader: str,
     ) -> None:
-        self._layer, self._forward, self._configs, self._leader = layer, forward, configs, leader
+        self._layer, self._checked, self._configs, self._leader = layer, checked, configs, leader
+        self._module = forward.__module__
+        self._calls = _replay.Calls(checked, configs, len(layer.inputs), len(layer.scalars), absent=len(SPECIAL))
         parameters = inspect.signature(forward).parameters.values()
         self._names = [p.name for p in parameters]
         self._kinds = [KINDS[p.annotation] for p in parameters]
@@ -55,6 +61,8 @@ class Operator:
         scalars = len(self._specs) + len(layer.scalars)
         self._tensors = [*range(len(self._specs)), *range(scalars, scalars + len(layer.states))]
         """The places of the arguments that may be differentiated: inputs, then initial states."""
+        self._inputs = [self._specs.index(i) for i in layer.inputs]
+        """The place of each input of the layer among the arguments."""
         schema = ", ".join(f"{kind} {name}" for kind, name in zip(self._kinds, self._names, strict=True))
         values = len(layer.outputs) + 2 * len(layer.states)
         file = inspect.getfile(forward)
@@ -64,7 +72,7 @@ class Operator:
         operator.register_fake(self._fake)
         operator.register_autograd(self._differentiate, setup_context=self._save)
         self._operator = getattr(getattr(torch.ops, NAMESPACE), name.partition("::")[2]).default
-        self._kernels: Any = self._gradient_operator(name) if _gradients.beside(forward.__module__) else None
+        self._kernels: Any = self._gradient_operator(name) if _gradients.beside(self._module) else None
 
     def _gradient_operator(self, name: str) -> Any:
         """The operator of the gradients by kernels: of a call's tensors and numbers, and what arrives at its results."""
@@ -100,62 +108,67 @@ class Operator:
         outputs = len(self._layer.outputs)
         ends = outputs + len(states)
         inputs = [given[i.name] for i in self._layer.inputs]
-        gradients = _gradients.of(self._forward.__module__)
-        found = gradients(
+        found = _gradients.of(self._module)(
             inputs, scalars, states, edges, arriving[:outputs], arriving[outputs:ends],
             seq_idx=seq_idx, mask=mask, states_every=every, kept=arriving[ends:],
         )  # fmt: skip
+        assert found is not None  # what kernels do not reach is not passed here
         by_name = dict(zip((i.name for i in self._layer.inputs), found, strict=False))
         leader = next(x for x in inputs if x is not None)
-        values = (None if given[spec.name] is None else by_name[spec.name] for spec in self._specs)
+        values = (by_name[spec.name] for spec in self._specs)
         return tuple(leader.new_empty(0) if x is None else x for x in (*values, *found[len(inputs) :]))
 
     def _fake_gradients(self, *arguments: Any) -> tuple[Tensor, ...]:
-        given, _, _, (edges, *_), _ = self._split(arguments)
+        given, _, states, _, _ = self._split(arguments)
         leader = given[self._layer.inputs[0].name]
-        size: dict[str, Any] = {}
-        for spec in self._specs:
-            x = given[spec.name]
-            if x is not None:
-                size |= zip(_axes(spec, x), x.shape, strict=True)
-        entries = size[self._layer.batch] if edges is None else edges.shape[0] - 1
-        shapes = ([entries if a == self._layer.batch else size[a] for a in s] for s in self._layer.states.values())
-        values = (given[spec.name] for spec in self._specs)
-        return (
-            *(leader.new_empty(0) if x is None else x.new_empty(x.shape) for x in values),
-            *(leader.new_empty(shape, dtype=_rt.F32) for shape in shapes),
-        )
+        values = (*(given[spec.name] for spec in self._specs), *states)
+        return tuple(leader.new_empty(0) if x is None else x.new_empty(x.shape) for x in values)
 
-    def wanted(self, *tensors: Any) -> bool:
-        """Whether a call of kernels on `tensors` is differentiated or traced."""
-        given = [t for t in tensors if isinstance(t, Tensor)]
-        if not given or not _rt.runs_kernels(given[0]):
-            return False
-        return torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in given))
+    def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
+        """`forward` of all its arguments, in its order."""
+        if torch.compiler.is_compiling():
+            return self.call(*arguments) if self._runs_kernels(arguments) else self._checked(*arguments)
+        if torch.is_grad_enabled() and self._requires_grad(arguments) and self._runs_kernels(arguments):
+            return self.call(*arguments)
+        values: tuple[Tensor, ...] = self._calls(*arguments)
+        return values
+
+    def _runs_kernels(self, arguments: tuple[Any, ...]) -> bool:
+        given = [arguments[i] for i in self._tensors if isinstance(arguments[i], Tensor)]
+        return bool(given) and _rt.runs_kernels(given[0])
+
+    def _requires_grad(self, arguments: tuple[Any, ...]) -> bool:
+        for i in self._tensors:
+            x = arguments[i]
+            if isinstance(x, Tensor) and x.requires_grad:
+                return True
+        return False
 
     def call(self, *arguments: Any) -> tuple[Tensor, ...]:
-        """`forward` of these arguments, all in its order: differentiable, one node for a compiler."""
+        """A call that is differentiated or traced: differentiable, one node for a compiler."""
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
+        if _is_plain(tensors):
+            eager: Callable[..., tuple[Tensor, ...]] = _Eager.apply
+            return eager(self, arguments, *tensors)
         *before, every, config = arguments
         known = config is None or isinstance(config, type(self._configs[_rt.F32]))
         known = known and (every is None or type(every) is int)
         if not known or not all(map(_fits, self._kinds, before)):  # a mistake, of which `forward` itself speaks better
             with torch.no_grad():
-                return self._forward(**dict(zip(self._names, arguments, strict=True)))
-        passed = (*before, every, _text(config))
-        eager: Callable[..., Any] = _Eager.apply
-        values: tuple[Tensor, ...] = eager(self, *passed) if _is_plain(before) else self._operator(*passed)
+                return self._checked(*arguments)
+        values: tuple[Tensor, ...] = self._operator(*before, every, _text(config))
         return values if every is not None else values[: -len(self._layer.states)]
 
-    def _arguments(self, arguments: Sequence[Any]) -> dict[str, Any]:
-        """What `forward` takes by name, from what the operator takes."""
-        *before, config = arguments
-        return dict(zip(self._names, [*before, _config(type(self._configs[_rt.F32]), config)], strict=True))
-
     def _run(self, *arguments: Any) -> tuple[Tensor, ...]:
-        values = self._forward(**self._arguments(arguments))
-        if arguments[-2] is None:
+        *before, every, config = arguments
+        values: tuple[Tensor, ...] = self._calls(*before, every, self._config(config))
+        if every is None:
             values += tuple(values[0].new_empty(0, dtype=_rt.F32) for _ in self._layer.states)
         return values
+
+    def _config(self, config: Any) -> Any:
+        """A Config, of which the operator has the text."""
+        return _config(type(self._configs[_rt.F32]), config) if isinstance(config, str) else config
 
     def _sizes(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """The length of every axis; states have an entry of SEQUENCE."""
@@ -176,51 +189,87 @@ class Operator:
         return (*outputs, *(x.to(dtype) for x in finals), *(x.to(_rt.F32 if every is None else dtype) for x in kept))
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.operator = self
-        tensors = [x if isinstance(x, Tensor) else None for x in inputs]
-        ctx.save_for_backward(*tensors)
+        ctx.places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
+        ctx.save_for_backward(*(inputs[i] for i in ctx.places))
         ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return self.differentiate(ctx, grads, ctx.needs_input_grad, self._kernels)
+        return tuple(self._gradients(ctx, grads, ctx.needs_input_grad, self._by_operator))
 
-    def run(self, ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+    def run(self, ctx: Any, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """The values of a call, and what its gradients need kept."""
-        values = self._run(*arguments)
+        values: tuple[Tensor, ...] = self._calls(*arguments)
         self._save(ctx, arguments, values)
         return values
 
-    def differentiate(
+    def differentiate(self, ctx: Any, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
+        """The gradients of those tensors of a call that are `needed`, for those that arrive at its values."""
+        wanted = [False] * len(self._names)
+        for i, n in zip(ctx.places, needed, strict=True):
+            wanted[i] = n
+        found = self._gradients(ctx, grads, wanted, self._by_kernels)
+        return [found[i] for i in ctx.places]
+
+    def _gradients(
         self,
         ctx: Any,
         grads: Sequence[Tensor | None],
         needed: Sequence[bool],
-        kernels: Callable[..., Any] | None = None,
-    ) -> tuple[Tensor | None, ...]:
-        """The gradients of the arguments of a call, those that are `needed`: by `kernels`, the operator of gradients by default
-        as a plain function."""
+        by: Callable[..., list[Tensor | None] | None],
+    ) -> list[Tensor | None]:
+        """The gradients of the arguments of a call, those that are `needed`: `by` kernels, where these can."""
         if torch.is_grad_enabled():
             raise NotImplementedError(
                 f"{self._layer.name}: a gradient of kernels cannot be differentiated again; compute on the CPU, or leave out"
                 " create_graph=True"
             )
-        given = [o if t is None else t for t, o in zip(ctx.saved_tensors, ctx.others, strict=True)]
-        kernels = kernels or self._run_gradients
-        found = self._gradients(given, grads, [self._names[i] for i in self._tensors if needed[i]], kernels)
-        return tuple(found.get(name) for name in self._names)
+        given = list(ctx.others)
+        for i, x in zip(ctx.places, ctx.saved_tensors, strict=True):
+            given[i] = x
+        found = by(given, grads, needed)
+        if found is None:
+            found = self._portably(given, grads, [self._names[i] for i in self._tensors if needed[i]])
+        return [g if n else None for g, n in zip(found, needed, strict=True)]
 
-    def _gradients(
-        self, given: list[Any], grads: Sequence[Tensor | None], tensors: list[str], kernels: Callable[..., Any]
-    ) -> dict[str, Tensor]:
-        """The gradients of `tensors` by name, for those that arrive at outputs, final and kept states."""
-        named = self._arguments(given)
-        if self._have_kernels(named, given):
-            places = [*range(len(self._specs) + len(self._layer.scalars)), *self._tensors[len(self._specs) :]]
-            options = [named[name] for name in (*_packed.NAMES, "states_every")]
-            values = kernels(*(given[i] for i in places), *options, *grads)
-            found = dict(zip((self._names[i] for i in self._tensors), values, strict=True))
-            return {name: found[name] for name in tensors}
+    def _by_kernels(
+        self, given: list[Any], grads: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | None] | None:
+        """The gradients of the arguments of a call; None for a call that has something which kernels lack."""
+        first = given[self._inputs[0]]
+        if self._kernels is None or not _rt.runs_kernels(first):
+            return None
+        outputs, states, inputs = len(self._layer.outputs), len(self._layer.states), self._inputs
+        end = len(self._specs) + len(self._layer.scalars)
+        edges, seq_idx, mask, every = given[-5:-1]
+        found = _gradients.of(self._module)(
+            [given[i] for i in inputs], given[len(inputs) : end], given[end : end + states], edges,
+            grads[:outputs], grads[outputs : outputs + states], None, [needed[i] for i in inputs],
+            seq_idx=seq_idx, mask=mask, states_every=every, kept=grads[outputs + states :],
+        )  # fmt: skip
+        if found is None:
+            return None
+        places: list[Tensor | None] = [None] * len(given)
+        for at, gradient in zip((*inputs, *range(end, end + states)), found, strict=True):
+            places[at] = gradient
+        return places
+
+    def _by_operator(
+        self, given: list[Any], grads: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | None] | None:
+        """The same, needed or not, by the operator of gradients, which a tracer sees."""
+        if not self._have_kernels(given):
+            return None
+        places = [*range(len(self._specs) + len(self._layer.scalars)), *self._tensors[len(self._specs) :]]
+        values = self._kernels(*(given[i] for i in places), *given[-5:-1], *grads)
+        found: list[Tensor | None] = [None] * len(given)
+        for at, gradient in zip(self._tensors, values, strict=True):
+            found[at] = gradient
+        return found
+
+    def _portably(self, given: list[Any], grads: Sequence[Tensor | None], tensors: list[str]) -> list[Tensor | None]:
+        """The gradients of `tensors`, for those that arrive at outputs, final and kept states, by the portable form."""
+        named = dict(zip(self._names, [*given[:-1], self._config(given[-1])], strict=True))
         # a tracer leaves sizes open, by which no table of configurations can be searched
         config = named["config"] or self._configs.get(named[self._leader].dtype, self._configs[_rt.F32])
         every = named["states_every"]
@@ -233,13 +282,13 @@ class Operator:
             self._add(sums, named, grads, slice(None))
         else:
             self._walk_back(sums, named, grads)
-        return {name: sums[name].to(named[name].dtype) for name in tensors}
+        return [sums[name].to(named[name].dtype) if name in sums else None for name in self._names]
 
-    def _have_kernels(self, named: Mapping[str, Any], given: Sequence[Any]) -> bool:
+    def _have_kernels(self, given: Sequence[Any]) -> bool:
         """Whether kernels compute the gradients of a call: there are some, and int32 reaches all of it."""
         tensors = [given[i] for i in range(len(self._specs))]
-        runs = self._kernels is not None and _rt.runs_kernels(named[self._leader])
-        chunk = _gradients.chunk_of(_gradients.CHUNK, named["states_every"])
+        runs = self._kernels is not None and _rt.runs_kernels(given[self._names.index(self._leader)])
+        chunk = _gradients.chunk_of(_gradients.CHUNK, given[-2])
         return runs and _gradients.reached(self._layer, self._sizes(given), tensors, chunk)
 
     def _walk_back(self, sums: dict[str, Tensor], named: dict[str, Any], grads: Sequence[Tensor | None]) -> None:
@@ -280,7 +329,7 @@ class Operator:
             n: named[n].detach().requires_grad_() for n in dict.fromkeys((*sums, *passed)) if named[n] is not None
         }
         with torch.enable_grad(), _rt.portable():
-            values = self._forward(**{**named, **leaves})
+            values = self._checked(*({**named, **leaves}[name] for name in self._names))
         reached = [(v, g) for v, g in zip(values, grads, strict=False) if g is not None and v.requires_grad]
         if not reached or not leaves:
             return [None for _ in passed]
@@ -299,20 +348,20 @@ class _Eager(torch.autograd.Function):
     """A call outside of any tracer, for which the operator's own ways in and out take longer than the launches."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator, *arguments: Any) -> tuple[Tensor, ...]:
-        return operator.run(ctx, *arguments)
+    def forward(ctx: Any, operator: Operator, arguments: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.operator = operator  # the arguments are not kept: of them what is saved is
+        return operator.run(ctx, arguments)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        _, *needed = ctx.needs_input_grad
-        return (None, *ctx.operator.differentiate(ctx, grads, needed))
+        return (None, None, *ctx.operator.differentiate(ctx, grads, ctx.needs_input_grad[2:]))
 
 
-def _is_plain(values: Sequence[Any]) -> bool:
-    """Whether all tensors are nothing but that, and nobody traces what is done with them."""
+def _is_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors are nothing but that, and nobody traces what is done with them."""
     if torch.compiler.is_compiling() or torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
         return False
-    return all(type(x) in PLAIN for x in values if isinstance(x, Tensor))
+    return all(type(x) in PLAIN for x in tensors)
 
 
 def _fits(kind: str, value: Any) -> bool:

@@ -15,7 +15,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from ._launch import empty as empty
 from ._launch import hinted as hinted
+from ._launch import lasting as lasting
 from ._launch import launch as launch
 from ._launch import launcher as launcher
 from ._launch import portable as portable
@@ -258,8 +260,8 @@ def expand(spec: Input, value: Tensor | None, sizes: Mapping[str, int], like: Te
     """An input without a time axis in its widest form: absent, its default; narrower, repeated. Both without a copy."""
     shape = [sizes[a] for a in spec.axes]
     if value is None:
-        kept = _constant.__wrapped__ if torch.compiler.is_compiling() else _constant  # a compiler looks into no cache
-        return kept(spec.default or 0.0, like.device).expand(shape)
+        filled = _filled if torch.compiler.is_compiling() else _constant  # a compiler looks into no cache
+        return filled(spec.default or 0.0, like.device).expand(shape)
     if value.dim() == len(shape):
         return value
     axes = next(a for a in spec.narrower if len(a) == value.dim())
@@ -269,10 +271,15 @@ def expand(spec: Input, value: Tensor | None, sizes: Mapping[str, int], like: Te
     return value.expand(shape)
 
 
+def _filled(value: float, device: torch.device) -> Tensor:
+    """A number on a device."""
+    return torch.full((), value, dtype=F32, device=device)
+
+
 @functools.cache
 def _constant(value: float, device: torch.device) -> Tensor:
     """A number on a device, made once: filling it would cost a kernel a call."""
-    return torch.full((), value, dtype=F32, device=device)
+    return lasting(_filled(value, device))
 
 
 def indexable(x: Tensor) -> Tensor:

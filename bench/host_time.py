@@ -1,0 +1,155 @@
+"""How long the host takes for a call, and what of it takes how long, on a GPU; nothing is waited for within a call.
+
+    python bench/host_time.py [--dtype bf16] [--rounds 40]
+
+Prints one JSON object a line, in microseconds, medians of calls that are timed one by one, some at a time before the GPU is
+waited for:
+
+  ours       a shape: forward without gradients; by `checks`, the kind of the call; `memory`, of results and between kernels;
+             `launches`, each by itself; and the usual way, of a call that has not come before
+  training   forward and backward pass with autograd, by torch.autograd.grad: the forward pass, both, and the launches of the
+             backward pass
+  peers      the forward pass of those that are installed (`mamba_ssm`, TileGym), at the same inputs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from generated import _driver, mamba2, mamba2_gradients
+from ssdgen.run.gpu_peers import mamba_ssm, tilegym
+from ssdgen.run.inputs import Case, draw
+from ssdgen.spec import load_source, read_layer
+
+SHAPES = ((1, 2048, 24, 1, 64, 128), (4, 16384, 8, 1, 64, 128))
+"""batch, tokens, heads, groups, channels of a head, and of a state."""
+AT_A_TIME = 20
+"""Calls before the GPU is waited for: their launches fit into its queue, so that the host never is."""
+
+
+def median(call: Callable[[], Any], rounds: int) -> float:
+    """Microseconds of a call."""
+    seconds = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        for _ in range(AT_A_TIME):
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    return round(statistics.median(seconds) * 1e6, 1)
+
+
+def launches(call: Callable[[], Any], rounds: int) -> list[float]:
+    """Microseconds of each launch of a call that goes to the driver, in order; none where it does not."""
+    driver, found = _driver.DRIVER, []
+    launch = driver.launch
+
+    def timed(*arguments: Any) -> int:
+        start = time.perf_counter()
+        result: int = launch(*arguments)
+        found.append(time.perf_counter() - start)
+        return result
+
+    driver.__dict__["launch"] = timed
+    count = 0
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        before = len(found)
+        call()
+        count = len(found) - before
+    driver.__dict__["launch"] = launch
+    return [round(statistics.median(found[i::count]) * 1e6, 1) for i in range(count)]
+
+
+def ours(inputs: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """The forward pass without gradients."""
+    operator = mamba2.OPERATOR
+    calls, device = operator._calls, inputs["x"].device
+    arguments = tuple(inputs.get(name, NUMBERS.get(name)) for name in operator._names)
+    given = arguments[: calls._scalars.start] + arguments[calls._scalars.stop : -calls._absent]
+    with torch.no_grad():
+        usual = median(lambda: mamba2._checked(*arguments), rounds)
+        for _ in range(3):
+            mamba2.forward(**inputs)
+        replay = calls._kept.get(calls._kind(arguments, given))
+        if replay is None:
+            return {"forward": median(lambda: mamba2.forward(**inputs), rounds), "usual": usual, "launches": "usual"}
+
+        def memory() -> list[torch.Tensor]:
+            taken = [torch.empty(r[0], dtype=r[1], device=device) for r in replay.results if r is not None]
+            return [*taken, torch.empty(replay.size, dtype=torch.uint8, device=device)]
+
+        return {
+            "forward": median(lambda: mamba2.forward(**inputs), rounds),
+            "checks": median(lambda: calls._kind(arguments, given), rounds),
+            "memory": median(memory, rounds),
+            "launches": launches(lambda: mamba2.forward(**inputs), rounds),
+            "usual": usual,
+        }
+
+
+def training(inputs: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """Both passes, with the gradients of every tensor."""
+    leaves: dict[str, Any] = {k: v.detach().requires_grad_() for k, v in inputs.items() if isinstance(v, torch.Tensor)}
+    arriving = torch.randn_like(mamba2.forward(**leaves)[0])
+
+    def both() -> Any:
+        return torch.autograd.grad(mamba2.forward(**leaves)[0], list(leaves.values()), arriving)
+
+    for _ in range(3):
+        both()
+    forward = len(next(iter(mamba2.OPERATOR._calls._kept.values())).launches)
+    return {
+        "forward": median(lambda: mamba2.forward(**leaves), rounds),
+        "forward and backward": median(both, rounds),
+        "launches of backward": launches(both, rounds)[forward:],
+        "written down": len(mamba2_gradients.GRADIENTS._calls._kept),
+    }
+
+
+NUMBERS = {"dt_min": 0.0, "dt_max": float("inf")}
+
+
+def main() -> int:
+    """Every shape; 1 where there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", default="bf16", choices=("bf16", "f16", "f32"))
+    parser.add_argument("--rounds", type=int, default=40)
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("host_time: it needs a CUDA device", file=sys.stderr)
+        return 1
+    layer = read_layer(load_source("mamba2"))
+    for shape in SHAPES:
+        sizes = dict(zip(("b", "t", "h", "g", "p", "n"), shape, strict=True))
+        case = Case(sizes, dtype=chosen.dtype, absent=frozenset({"z", "S0"}), forms={"D": ("h",)})
+        drawn = draw(layer, case, "cuda")
+        inputs = {k: v for k, v in drawn.keywords().items() if k not in NUMBERS}
+        print(json.dumps({"shape": shape, "ours": ours(inputs, chosen.rounds)}), flush=True)
+        print(json.dumps({"shape": shape, "training": training(inputs, chosen.rounds)}), flush=True)
+        for name, make in (("mamba_ssm", partial(mamba_ssm, 128)), ("TileGym", partial(tilegym, 64))):
+            try:
+                call = partial(make(), drawn)
+                call()
+            except ImportError as missing:
+                print(json.dumps({"shape": shape, "peer": name, "missing": str(missing)}), flush=True)
+                continue
+            print(json.dumps({"shape": shape, "peer": name, "forward": median(call, chosen.rounds)}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""A process that launches a call's kernels with `cuda.tile.launch` and from what was written down, and compares both.
+
+libcuda is a stand-in that computes nothing: it answers questions about a device that is not there, and writes down what it is
+asked to launch. cuda.tile finds it in place of its own module that loads libcuda.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from collections.abc import Callable
+from ctypes import c_int, c_void_p
+from types import ModuleType
+from typing import Any
+
+import torch
+
+CONTEXT, KERNEL, STREAM = 0x77, 0x4242, 7
+CAPABILITY = {75: 9, 76: 0}
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and MINOR."""
+
+Launched = tuple[int, list[int], list[int], int, list[int]]
+LAUNCHED: list[Launched] = []
+"""What the driver was asked for: kernel, grid, block, whether early, and the first 8 bytes of each parameter."""
+
+PARAMETERS = 0
+"""How many parameters the kernel has that is being launched, which the driver knows from its code."""
+
+
+def put(address: int, value: int, kind: Any = c_void_p) -> int:
+    kind.from_address(address).value = value
+    return 0
+
+
+def note(config: int, kernel: int, parameters: int, extra: int) -> int:
+    from generated._driver import LaunchConfig
+
+    how = LaunchConfig.from_address(config)
+    assert (how.stream, how.count, how.shared_bytes, how.attributes[0].id) == (STREAM, 1, 0, 6)
+    addresses = (c_void_p * PARAMETERS).from_address(parameters)
+    words = [ctypes.c_uint64.from_address(a or 0).value for a in addresses]
+    LAUNCHED.append((kernel, list(how.grid), list(how.block), how.attributes[0].value, words))
+    return 0
+
+
+ANSWERS: dict[str, tuple[int, Callable[..., int]]] = {
+    "cuDriverGetVersion": (1, lambda v: put(v, 13000, c_int)),
+    "cuDeviceGetCount": (1, lambda n: put(n, 1, c_int)),
+    "cuDeviceGetAttribute": (3, lambda v, which, device: put(v, CAPABILITY.get(which, 1 << 20), c_int)),
+    "cuStreamGetCtx": (2, lambda stream, context: put(context, CONTEXT)),
+    "cuCtxGetCurrent": (1, lambda context: put(context, CONTEXT)),
+    "cuCtxGetDevice": (1, lambda device: put(device, 0, c_int)),
+    "cuPointerGetAttribute": (3, lambda data, which, x: put(data, CONTEXT)),
+    "cuLibraryLoadData": (8, lambda library, *rest: put(library, 0x11)),
+    "cuLibraryGetKernel": (3, lambda kernel, library, name: put(kernel, KERNEL)),
+    "cuLaunchKernelEx": (4, note),
+}
+FUNCTIONS = {name: ctypes.CFUNCTYPE(c_int, *(c_void_p,) * n)(answer) for name, (n, answer) in ANSWERS.items()}
+NOTHING = ctypes.CFUNCTYPE(c_int)(lambda: 0)
+
+
+def find(symbol: int, function: int, version: int, flags: int, status: int) -> int:
+    answer = FUNCTIONS.get(ctypes.string_at(symbol).decode(), NOTHING)
+    return put(function, ctypes.cast(answer, c_void_p).value or 0)
+
+
+FIND = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, ctypes.c_uint64, c_void_p)(find)
+FOUND = c_void_p(ctypes.cast(FIND, c_void_p).value)
+
+
+NAMES = {torch.float32: "<f4", torch.float16: "<f2", torch.int32: "<i4"}
+
+
+class OnGpu:
+    """A CPU tensor that says it is on a GPU."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(x.shape),
+            "strides": tuple(n * x.element_size() for n in x.stride()),
+            "typestr": NAMES[x.dtype],
+            "data": (x.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def dressed(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(OnGpu(a) if isinstance(a, torch.Tensor) else a for a in arguments)
+
+
+def main() -> None:
+    stand_in = ModuleType("cuda.tile._load_libcuda")
+    stand_in.cuGetProcAddress_v2_ptrptr = ctypes.addressof(FOUND)  # type: ignore[attr-defined]
+    sys.modules[stand_in.__name__] = stand_in
+    import cuda.tile as ct
+
+    from generated import _driver, _kept, _launch, _replay, mamba2
+
+    class Driver(_driver.Cuda):
+        launch: Any = staticmethod(note)
+
+        def stream(self, device: int) -> int:
+            return STREAM
+
+        def function(self, kernel: Any, arguments: tuple[Any, ...], device: int) -> tuple[int, tuple[bool, ...]] | None:
+            image = _kept.image(kernel, dressed(arguments), (9, 0))
+            return None if image is None else (KERNEL, image.constants)
+
+    _driver.DRIVER = Driver()
+    _launch.has_early_launch = lambda device: True  # type: ignore[assignment]
+    b, t, h, p, n = 2, 1000, 16, 48, 32
+    x, z = torch.randn(2, b, t, h, p)
+    B, C = torch.randn(2, b, t, 1, n)
+    given = (x, torch.randn(b, t, h), -torch.rand(h), B, C, torch.randn(h), None, z, torch.randn(b, h, p, n))
+    arguments = (
+        *given[:-1],
+        0.5,
+        2.5,
+        given[-1],
+        None,
+        None,
+        None,
+        None,
+        mamba2.Config(segments=3, share_scores_from=1),
+    )
+    with _launch.launcher(lambda kernel, grid, arguments: None), _launch.recording() as recording:
+        values = mamba2._checked(*arguments)
+
+    global PARAMETERS
+    for launch in recording.launches:
+        kernel = launch.kernel
+        kernel._compile = lambda signature, context, capability=None: (b"code", "symbol", None, ())
+        kernel = _kept.kept(kernel)
+        PARAMETERS = len(_sizes(launch))
+        ct.launch(STREAM, launch.grid, kernel, dressed(launch.arguments), programmatic_dependent_launch=launch.early)
+    expected, lengths = list(LAUNCHED), [len(words) for *_, words in LAUNCHED]
+    LAUNCHED.clear()
+
+    replay = _replay.prepared(recording, given, values, -1)
+    assert replay is not None
+    assert [len(launch.places) for launch in replay.launches] == lengths
+
+    def counted(config: int, function: int, parameters: int, extra: int) -> int:
+        global PARAMETERS
+        PARAMETERS = lengths[len(LAUNCHED)]
+        return note(config, function, parameters, extra)
+
+    Driver.launch = staticmethod(counted)
+    again = replay(given)
+    assert again is not None
+    own = {v.data_ptr(): w.data_ptr() for v, w in zip(values, again, strict=True) if v is not None and w is not None}
+    between = [m for m in recording.memory if m.data_ptr() not in own]
+    starts: dict[int, int] = {}
+    for old, new, launch in zip(expected, LAUNCHED, recording.launches, strict=True):
+        assert old[:4] == new[:4], (launch.kernel, old, new)
+        for word, other, size in zip(old[4], new[4], _sizes(launch), strict=True):
+            block = next((m for m in between if size == 8 and m.data_ptr() <= word < m.data_ptr() + m.nbytes), None)
+            if block is None:
+                mask = (1 << 8 * size) - 1
+                assert own.get(word, word) & mask == other & mask, (launch.kernel, word, other)
+            else:  # memory between kernels is elsewhere, whole, and as well aligned
+                assert word % 16 == other % 16
+                start = other - (word - block.data_ptr())
+                assert starts.setdefault(block.data_ptr(), start) == start
+    ends = sorted((starts[m.data_ptr()], m.nbytes) for m in between)
+    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(ends))
+    print(f"{len(expected)} launches alike")
+
+
+def _sizes(launch: Any) -> list[int]:
+    """The bytes of each parameter of a kernel: the address of an array, its lengths and strides; a number; no constant."""
+    constants = [node.constant for node in launch.kernel._annotated_function.parameter_annotations]
+    taken = [a for a, constant in zip(launch.arguments, constants, strict=True) if not constant]
+    sizes = [[8] + [4] * 2 * a.dim() if isinstance(a, torch.Tensor) else [4] for a in taken]
+    return [size for several in sizes for size in several]
+
+
+if __name__ == "__main__":
+    main()
