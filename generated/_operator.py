@@ -237,7 +237,7 @@ class Operator:
         end = len(self._specs) + len(self._layer.scalars)
         found = _gradients.of(self._module)(
             [given[i] for i in inputs], given[len(inputs) : end], given[end : end + states], given[end + states],
-            grads[:outputs], grads[outputs : outputs + states], None, [needed[i] for i in inputs],
+            grads[:outputs], grads[outputs : outputs + states],
         )  # fmt: skip
         if found is None:
             return None

@@ -280,13 +280,15 @@ class _Memory:
         for address, x in owners:
             if x is not None and begins.setdefault(x.data_ptr(), address) != address:
                 return None
-        taken = {id(m) for m in recording.memory}
-        if not all(id(v) in taken for v in values if v is not None):
-            return None
-        returned = {id(v) for v in values}
+        blocks = {m.data_ptr(): m for m in recording.memory}
+        returned = [v for v in values if v is not None]
+        for v in returned:  # a whole piece of memory, if in another shape
+            block = blocks.pop(v.data_ptr(), None)
+            if block is None or block.nbytes != v.nbytes or not v.is_contiguous():
+                return None
         stores, size = {}, 0
-        for block in recording.memory:
-            if id(block) not in returned:
+        for block in blocks.values():
+            if block.numel():
                 stores[block.data_ptr()] = size
                 size += -(-block.nbytes // APART) * APART
         return _Memory(begins, stores, size)
