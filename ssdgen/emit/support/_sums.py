@@ -11,13 +11,15 @@ import cuda.tile as ct
 from torch import Tensor
 
 from . import _runtime as _rt
-from ._tiles import ZERO, await_previous, store
+from ._direct import store_direct
+from ._tiles import ZERO, await_previous
 
-COLUMNS = 256
-"""Columns of a block, at most."""
+FEW = (64, 8192)
+"""Columns of a block, and elements that it loads at a time, where rows are many and columns few: there the blocks are few, and
+each waits for as much memory at once as it can. Neither depends on the number of rows, which compiles nothing."""
 
-ELEMENTS = 2048
-"""Parts that a block adds at a time, whatever number there is: that compiles nothing."""
+MANY = (256, 2048)
+"""The same where columns are many and rows few, as many as blocks share the heads of a group."""
 
 
 @ct.kernel
@@ -34,12 +36,12 @@ def sums(
     found = ct.zeros((TILE_K,), dtype=ct.float32)
     for lane in range(parts.shape[0]):
         for slots in range(ct.cdiv(parts.shape[1], TILE_S)):
-            some = ct.load(parts, (lane, slots, line, tile), (1, TILE_S, 1, TILE_K), padding_mode=ZERO)
+            some = ct.load(parts, (lane, slots, line, tile), (1, TILE_S, 1, TILE_K), padding_mode=ZERO, allow_tma=False)
             found = found + ct.sum(ct.reshape(some, (TILE_S, TILE_K)), axis=0)  # [K]
     if ACROSS:
-        store(total, (line, 0), (1, 1), ct.sum(found, axis=0))
+        store_direct(total, (line, 0), (1, 1), ct.sum(found, axis=0), False)
     else:
-        store(total, (line, tile), (1, TILE_K), found)
+        store_direct(total, (line, tile), (1, TILE_K), found, False)
 
 
 def summed(parts: Tensor, over: tuple[int, ...], like: Tensor, across: int = 1) -> Tensor:
@@ -56,12 +58,13 @@ def summed(parts: Tensor, over: tuple[int, ...], like: Tensor, across: int = 1) 
         lines = math.prod(parts.shape[len(over) :]) // across if across > 1 else 1
         lanes = parts if len(over) == 2 else parts.unsqueeze(0)
         view = lanes.reshape(*lanes.shape[:2], lines, -1)
-    columns = min(COLUMNS, _power_of_two(view.shape[3]))
+    most, elements = MANY if over == (0,) else FEW
+    columns = _power_of_two(view.shape[3]) if across > 1 else min(most, _power_of_two(view.shape[3]))
     _rt.launch(
         _rt.stream(parts),
         sums,
         (lines * _rt.ceil_div(view.shape[3], columns),),
-        (view, total.view(lines, -1), ELEMENTS // columns, columns, across > 1),
+        (view, total.view(lines, -1), elements // columns, columns, across > 1),
         early=True,
     )
     return total
