@@ -204,7 +204,7 @@ def test_copies_go_the_usual_way(driver: EmulatedDriver, monkeypatch: pytest.Mon
 
 
 def test_a_launch_that_is_refused(driver: EmulatedDriver) -> None:
-    """A thread without a CUDA context, for one: the usual way knows what to do, or to say."""
+    """The usual way knows what to do, or to say."""
     inputs = inputs_of()
     for _ in range(3):
         want = mamba2.forward(**inputs)
@@ -212,6 +212,18 @@ def test_a_launch_that_is_refused(driver: EmulatedDriver) -> None:
     driver.launched.clear()
     assert same(mamba2.forward(**inputs), want)
     assert driver.launched[-1] == "walk_out"
+
+
+def test_a_thread_without_a_context(driver: EmulatedDriver) -> None:
+    """One that autograd began, before anything else ran in it: PyTorch's is made its own, and the call goes on."""
+    inputs = inputs_of()
+    for _ in range(2):
+        mamba2.forward(**inputs)
+    driver.bound = False
+    got = mamba2.forward(**inputs)
+    assert driver.bound
+    assert driver.launched[-1] == "walk_out"
+    assert same(got, usual(mamba2, inputs))
 
 
 def test_another_stream(driver: EmulatedDriver) -> None:

@@ -200,7 +200,9 @@ class Replay:
         launch = driver.launch
         for config, function, parameters in words.launches:
             if launch(config, function, parameters, None):
-                return None
+                driver.bind(self.device)
+                if launch(config, function, parameters, None):
+                    return None
         self.free.append(words)
         return tuple(values)
 
