@@ -278,9 +278,9 @@ def test_no_graph_is_written_down(driver: EmulatedDriver, monkeypatch: pytest.Mo
     assert driver.launched
 
 
-def test_the_words_are_those_that_cuda_tile_passes(tmp_path: Path) -> None:
+def test_the_words_are_those_that_cuda_tile_passes() -> None:
     """In a process of its own, whose CUDA driver only writes down what it is asked: kernels, grids, and every parameter."""
-    environment = {**os.environ, "CUDA_TILE_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(Path(__file__).with_name("launched_by_cuda_tile.py"))]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr
