@@ -189,7 +189,11 @@ class Operator:
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tuple(self._gradients(ctx, grads, ctx.needs_input_grad, self._by_operator))
+        given, needed = self._given(ctx), ctx.needs_input_grad
+        found = self._by_operator(given, grads)
+        if found is None:
+            found = self._portably(given, grads, [self._names[i] for i in self._tensors if needed[i]])
+        return tuple(g if n else None for g, n in zip(found, needed, strict=True))
 
     def run(self, ctx: Any, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """The values of a call, and what its gradients need kept."""
@@ -199,20 +203,15 @@ class Operator:
 
     def differentiate(self, ctx: Any, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
         """The gradients of those tensors of a call that are `needed`, for those that arrive at its values."""
-        wanted = [False] * len(self._names)
-        for i, n in zip(ctx.places, needed, strict=True):
-            wanted[i] = n
-        found = self._gradients(ctx, grads, wanted, self._by_kernels)
-        return [found[i] for i in ctx.places]
+        given, places = self._given(ctx), ctx.places
+        found = self._by_kernels(given, grads)
+        if found is None:
+            names = [self._names[i] for i, n in zip(places, needed, strict=True) if n]
+            found = self._portably(given, grads, names)
+        return [found[i] if n else None for i, n in zip(places, needed, strict=True)]
 
-    def _gradients(
-        self,
-        ctx: Any,
-        grads: Sequence[Tensor | None],
-        needed: Sequence[bool],
-        by: Callable[..., list[Tensor | None] | None],
-    ) -> list[Tensor | None]:
-        """The gradients of the arguments of a call, those that are `needed`: `by` kernels, where these can."""
+    def _given(self, ctx: Any) -> list[Any]:
+        """The arguments of a call."""
         if torch.is_grad_enabled():
             raise NotImplementedError(
                 f"{self._layer.name}: a gradient of kernels cannot be differentiated again; compute on the CPU, or leave out"
@@ -221,17 +220,11 @@ class Operator:
         given = list(ctx.others)
         for i, x in zip(ctx.places, ctx.saved_tensors, strict=True):
             given[i] = x
-        found = by(given, grads, needed)
-        if found is None:
-            found = self._portably(given, grads, [self._names[i] for i in self._tensors if needed[i]])
-        return [g if n else None for g, n in zip(found, needed, strict=True)]
+        return given
 
-    def _by_kernels(
-        self, given: list[Any], grads: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> list[Tensor | None] | None:
+    def _by_kernels(self, given: list[Any], grads: Sequence[Tensor | None]) -> list[Tensor | None] | None:
         """The gradients of the arguments of a call; None for a call that has something which kernels lack."""
-        first = given[self._inputs[0]]
-        if self._kernels is None or not _rt.runs_kernels(first) or any(v is not None for v in given[-4:-1]):
+        if self._kernels is None or not self._lacks_nothing(given):
             return None
         outputs, states, inputs = len(self._layer.outputs), len(self._layer.states), self._inputs
         end = len(self._specs) + len(self._layer.scalars)
@@ -246,10 +239,13 @@ class Operator:
             places[at] = gradient
         return places
 
-    def _by_operator(
-        self, given: list[Any], grads: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> list[Tensor | None] | None:
-        """The same, needed or not, by the operator of gradients, which a tracer sees."""
+    def _lacks_nothing(self, given: Sequence[Any]) -> bool:
+        """Whether a call is of kernels, and asks for nothing that those of gradients lack."""
+        *_, seq_idx, mask, every, _ = given
+        return seq_idx is None and mask is None and every is None and _rt.runs_kernels(given[self._inputs[0]])
+
+    def _by_operator(self, given: list[Any], grads: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+        """The same by the operator of gradients, which a tracer sees."""
         if not self._have_kernels(given):
             return None
         places = [*range(len(self._specs) + len(self._layer.scalars)), *self._tensors[len(self._specs) :]]
@@ -278,12 +274,10 @@ class Operator:
         return [sums[name].to(named[name].dtype) if name in sums else None for name in self._names]
 
     def _have_kernels(self, given: Sequence[Any]) -> bool:
-        """Whether kernels compute the gradients of a call: there are some, and it asks for nothing that they lack."""
+        """Whether kernels compute the gradients of a call: there are some, they lack nothing, and reach all of it."""
         tensors = [given[i] for i in range(len(self._specs))]
-        runs = self._kernels is not None and _rt.runs_kernels(given[self._names.index(self._leader)])
-        if not runs or any(v is not None for v in given[-4:-1]):
-            return False
-        return _gradients.reached(self._layer, self._sizes(given), tensors)
+        has = self._kernels is not None and self._lacks_nothing(given)
+        return has and _gradients.reached(self._layer, self._sizes(given), tensors)
 
     def _walk_back(self, sums: dict[str, Tensor], named: dict[str, Any], grads: Sequence[Tensor | None]) -> None:
         """Add the gradients block by block from the last; what arrives at the state that a block begins with goes on to the

@@ -225,9 +225,9 @@ def test_what_the_kernels_lack(name: str) -> None:
         lacking[operator._names.index(name)] = 1
         assert operator._have_kernels(arguments)
         assert not operator._have_kernels(lacking)
-        assert operator._by_kernels(lacking, [], []) is None
+        assert operator._by_kernels(lacking, []) is None
     assert not operator._have_kernels(arguments)
-    assert operator._by_kernels(arguments, [], []) is None
+    assert operator._by_kernels(arguments, []) is None
 
 
 def test_a_module_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
