@@ -89,7 +89,7 @@ def ours(inputs: dict[str, Any], rounds: int) -> dict[str, Any]:
             return {"forward": median(lambda: mamba2.forward(**inputs), rounds), "usual": usual, "launches": "usual"}
 
         def memory() -> list[torch.Tensor]:
-            taken = [torch.empty(r[0], dtype=r[1], device=device) for r in replay.results if r is not None]
+            taken = [torch.empty(r[0], dtype=r[1], device=device) for r in replay.results]
             return [*taken, torch.empty(replay.size, dtype=torch.uint8, device=device)]
 
         return {

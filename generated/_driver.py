@@ -60,12 +60,29 @@ class Cuda:
         function.argtypes, function.restype = (ctypes.c_void_p,) * 4, ctypes.c_int
         return function
 
+    def bind(self, device: int) -> None:
+        """Make PyTorch's context of a device that of this thread, if it has none: before they launch anything through PyTorch,
+        threads that autograd starts have not. Where that is refused, so is the next launch."""
+        driver, current = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+        driver.cuCtxGetCurrent(ctypes.byref(current))
+        if current.value is None:
+            driver.cuCtxSetCurrent(_context(device))
+
     def function(self, kernel: Any, arguments: tuple[Any, ...], device: int) -> tuple[int, tuple[bool, ...]] | None:
         """The kernel that `cuda.tile.launch` ran on `arguments` before, and which of these are constants of it; None if it is
         not known, or takes more than them."""
+        self.bind(device)
         image = _kept.image(kernel, arguments, torch.cuda.get_device_capability(device))
         loaded = None if image is None else _loaded(image.symbol, image.cubin)
         return None if image is None or loaded is None else (loaded, image.constants)
+
+
+@functools.cache
+def _context(device: int) -> ctypes.c_void_p:
+    """The primary context of a device, which is PyTorch's, kept for the life of the process."""
+    context = ctypes.c_void_p()
+    ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    return context
 
 
 @functools.cache
@@ -75,6 +92,8 @@ def _loaded(symbol: str, cubin: bytes) -> int | None:
     library, kernel = ctypes.c_void_p(), ctypes.c_void_p()
     problem = driver.cuLibraryLoadData(ctypes.byref(library), cubin, None, None, 0, None, None, 0)
     problem = problem or driver.cuLibraryGetKernel(ctypes.byref(kernel), library, symbol.encode())
+    # to ask for it in this context loads it now: a launch that goes into a graph must not
+    problem = problem or driver.cuKernelGetFunction(ctypes.byref(ctypes.c_void_p()), kernel)
     return None if problem else kernel.value
 
 

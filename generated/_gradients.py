@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cut, _packed, _replay, _tuned
+from . import _cut, _packed, _replay, _sums, _tuned
 from . import _runtime as _rt
 
 CHUNK = 64
@@ -64,7 +64,6 @@ class Gradients:
         outputs: Sequence[Tensor | None],
         finals: Sequence[Tensor | None],
         config: Any = None,
-        wanted: Sequence[bool] | None = None,
         *,
         seq_idx: Tensor | None = None,
         mask: Tensor | None = None,
@@ -75,39 +74,35 @@ class Gradients:
         `states_every`, those `kept` at the ends of blocks; for arguments as they were passed to a call of `forward` that was
         right. None if int32 does not reach its arrays, or no tile holds its states.
 
-        They have the dtypes and shapes of what they are of; None for what is absent, and for an input that is not `wanted`.
-        Those of tokens that are in no sequence are 0. `seq_idx` and `mask` synchronise with the device once. Raises ValueError
-        for so many sequences that int32 does not reach their states.
+        They have the dtypes and shapes of what they are of; None for what is absent. Those of tokens that are in no sequence
+        are 0. `seq_idx` and `mask` synchronise with the device once. Raises ValueError for so many sequences that int32 does
+        not reach their states.
         """
         between = kept or [None] * len(states)
         special = cu_seqlens, seq_idx, mask, states_every
+        found: tuple[Tensor | None, ...] | None
         found = self._calls(*inputs, *scalars, *states, *outputs, *finals, *between, *special, config)
-        if found is None:
-            return None
-        whole = [
-            self._whole(i, g, x) if x is not None and w else None
-            for i, g, x, w in zip(self.layer.inputs, found, inputs, wanted or (True,) * len(inputs), strict=False)
-        ]
-        return (*whole, *found[len(inputs) :])
+        return found
 
     def _whole(self, spec: _rt.Input, gradient: Tensor | None, x: Tensor) -> Tensor:
         """The gradient of an input, from what the kernels leave of it."""
         if gradient is None:
             return torch.zeros_like(x)
-        over = self._parts.get(spec.name)
-        if over is None:
-            if gradient.dim() > len(spec.axes):
-                gradient = gradient[0] if gradient.shape[0] == 1 else gradient.sum(0)
-            gradient = narrowed(spec, gradient, x)
-        else:
-            if x.dim() < len(spec.axes):
-                kept = [d for d in range(gradient.dim()) if d not in over]
-                over = (*over, *(kept[at] for at in repeated(spec, x)))
-            gradient = gradient.sum(over)
-        return gradient if gradient.dtype is x.dtype else gradient.to(x.dtype)
+        over = self._parts.get(spec.name, ())
+        if not over and gradient.dim() > len(spec.axes):
+            if gradient.shape[0] == 1:
+                return gradient[0]
+            over = (0,)
+        missing = repeated(spec, x)
+        if not missing:
+            return _sums.summed(gradient, over, x) if over else gradient
+        if over == (0, 1) and missing == [len(spec.axes) - 1] and gradient.shape[-1] <= WIDEST:
+            return _sums.summed(gradient, over, x, gradient.shape[-1])
+        kept = [d for d in range(gradient.dim()) if d not in over]
+        return gradient.sum((*over, *(kept[at] for at in missing))).to(x.dtype)
 
     def _launched(self, *arguments: Any) -> tuple[Tensor | None, ...] | None:
-        """What the kernels leave of each gradient of an input, then the gradients of initial states; None as for a call."""
+        """The gradients of a call: what its kernels leave of each, summed."""
         layer = self.layer
         *values, cu_seqlens, seq_idx, mask, every, config = arguments
         parts = layer.inputs, layer.scalars, layer.states, layer.outputs, layer.states, layer.states
@@ -147,8 +142,10 @@ class Gradients:
                     (full, numbered, states), (arriving, passed, between), first, size, sequences, every, config
                 )
         # of what is absent nobody wants the gradient, whose memory is then but memory between kernels
-        own = zip((*found, *first), (*inputs, *states), strict=True)
-        return tuple([None if x is None else gradient for gradient, x in own])
+        whole = (
+            None if x is None else self._whole(i, g, x) for i, g, x in zip(layer.inputs, found, inputs, strict=True)
+        )
+        return (*whole, *(None if s is None else x for s, x in zip(states, first, strict=True)))
 
     def _chosen(self, config: Any, inputs: Mapping[str, Tensor | None], size: Mapping[str, int], sequences: Any) -> Any:
         """The caller's Config, else what a tuning table has for a call's gradients, else the default."""
@@ -217,12 +214,6 @@ def reached(layer: _rt.Layer, size: Mapping[str, int], inputs: Sequence[Tensor |
     chunks = (size[layer.time] // chunk + 1) * size[layer.batch] + size.get(_rt.SEQUENCE, 0)
     states = max(math.prod(size[a] for a in axes if a != layer.batch) for axes in layer.states.values())
     return max(tokens, chunks * states) <= _rt.LIMIT
-
-
-def narrowed(spec: _rt.Input, gradient: Tensor, x: Tensor) -> Tensor:
-    """The gradient of an input in its widest form as that of the form it was passed in."""
-    over = repeated(spec, x)
-    return gradient.sum(over) if over else gradient
 
 
 def repeated(spec: _rt.Input, x: Tensor) -> list[int]:

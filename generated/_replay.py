@@ -96,6 +96,7 @@ class Calls:
         config = arguments[-1]
         if config is not None and type(config) is not self._config:
             return None
+        differentiates = torch.is_grad_enabled()
         parts = [device, config, _tuned.edition()]
         for value in arguments[self._scalars]:
             if type(value) is not float and type(value) is not int:
@@ -104,7 +105,7 @@ class Calls:
         for x in given:
             if x is None:
                 parts.append(None)
-            elif type(x) in PLAIN and x.get_device() == device:
+            elif type(x) in PLAIN and x.get_device() == device and not (differentiates and x.requires_grad):
                 parts.append((x.shape, x.stride(), x.dtype, x.data_ptr() % ALIGNED))
             else:
                 return None
@@ -162,13 +163,15 @@ class Words:
 
 @dataclass(frozen=True)
 class Replay:
-    """A call that was written down: `given` are the places of the caller's tensors whose addresses it takes, `results` are
-    what it returns, of a shape and dtype each, or None, and `between` where in one piece of memory, of `size` bytes, what is
-    between the kernels lies. `free` are words of calls that are over: no two calls have the same at a time."""
+    """A call that was written down: `given` are the places of the caller's tensors whose addresses it takes, `results` the
+    shape and dtype of each that it makes, and `between` where in one piece of memory, of `size` bytes, what is between the
+    kernels lies; `values` are what it returns, of the caller's or results, or None. `free` are words of calls that are over:
+    no two calls have the same at a time."""
 
     device: int
     given: tuple[int, ...]
-    results: tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]
+    results: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    values: tuple[_Address | None, ...]
     size: int
     between: tuple[int, ...]
     constants: bytes
@@ -180,7 +183,7 @@ class Replay:
         """The values of another call of the kind; None if a launch was refused, and nothing is said about why."""
         driver = _driver.DRIVER
         place = given[self.given[0]].device  # type: ignore[union-attr]
-        values = [r if r is None else torch.empty(r[0], dtype=r[1], device=place) for r in self.results]
+        results = [torch.empty(shape, dtype=dtype, device=place) for shape, dtype in self.results]
         memory = torch.empty(self.size, dtype=torch.uint8, device=place)
         base = memory.data_ptr()
         try:
@@ -191,7 +194,7 @@ class Replay:
             words.words,
             0,
             *[given[i].data_ptr() for i in self.given],  # type: ignore[union-attr]
-            *[v.data_ptr() for v in values if v is not None],
+            *[x.data_ptr() for x in results],
             *[base + offset for offset in self.between],
         )
         stream = driver.stream(self.device)
@@ -200,9 +203,13 @@ class Replay:
         launch = driver.launch
         for config, function, parameters in words.launches:
             if launch(config, function, parameters, None):
-                return None
+                driver.bind(self.device)
+                if launch(config, function, parameters, None):
+                    return None
         self.free.append(words)
-        return tuple(values)
+        return tuple(
+            [None if v is None else results[v.number] if v.kind == "result" else given[v.number] for v in self.values]
+        )
 
 
 def prepared(
@@ -233,7 +240,8 @@ def prepared(
     return Replay(
         device=device,
         given=tuple(a.number for a in memory.addresses if a.kind == "given"),
-        results=tuple(None if v is None else (tuple(v.shape), v.dtype) for v in values),
+        results=tuple((tuple(x.shape), x.dtype) for x in memory.results),
+        values=memory.values,
         size=memory.size,
         between=tuple(a.number for a in own),
         constants=b"".join(constants),
@@ -268,28 +276,37 @@ class _Memory:
     begins: Mapping[int, _Address]
     stores: Mapping[int, int]
     size: int
+    results: tuple[Tensor, ...]
+    values: tuple[_Address | None, ...]
 
     @staticmethod
     def of(
         recording: _launch.Recording, given: Sequence[Tensor | None], values: Sequence[Tensor | None]
     ) -> _Memory | None:
-        """None where two of the caller's tensors begin at the same address, or what is returned was not taken by the call."""
+        """None where two of the caller's tensors begin at the same address, or what is returned is neither one of them, nor a
+        whole piece of memory that the call took, if in another shape."""
         begins: dict[int, _Address] = {}
-        owners = [(_Address("given", n), x) for n, x in enumerate(given)]
-        owners += [(_Address("result", n), x) for n, x in enumerate(values)]
-        for address, x in owners:
-            if x is not None and begins.setdefault(x.data_ptr(), address) != address:
+        for number, x in enumerate(given):
+            if x is not None and begins.setdefault(x.data_ptr(), _Address("given", number)).number != number:
                 return None
-        taken = {id(m) for m in recording.memory}
-        if not all(id(v) in taken for v in values if v is not None):
-            return None
-        returned = {id(v) for v in values}
+        blocks = {m.data_ptr(): m for m in recording.memory}
+        results: list[Tensor] = []
+        returned: list[_Address | None] = []
+        for v in values:
+            if v is None or any(v is x for x in given):
+                returned.append(None if v is None else begins[v.data_ptr()])
+                continue
+            block = blocks.pop(v.data_ptr(), None)
+            if block is None or block.nbytes != v.nbytes or not v.is_contiguous() or v.data_ptr() in begins:
+                return None
+            returned.append(begins.setdefault(v.data_ptr(), _Address("result", len(results))))
+            results.append(v)
         stores, size = {}, 0
-        for block in recording.memory:
-            if id(block) not in returned:
+        for block in blocks.values():
+            if block.numel():
                 stores[block.data_ptr()] = size
                 size += -(-block.nbytes // APART) * APART
-        return _Memory(begins, stores, size)
+        return _Memory(begins, stores, size, tuple(results), tuple(returned))
 
     @property
     def addresses(self) -> list[_Address]:

@@ -6,6 +6,7 @@ Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdg
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cut
+from . import _cut, _replay
 from . import _runtime as _rt
 from ._step_call import Call, Tensors, checked, output_dtypes
 from ._step_call import Step as Step
@@ -46,11 +47,28 @@ def run(
     `before` and `out` are None, a tensor, or a tuple where there are several states or outputs.
     """
     layer = step.layer
-    read, write = indices
-    call = Call(
-        states, inputs, scalars, read, read if write is None else write,
-        _each(layer, "before", before, tuple(layer.states)), _each(layer, "out", out, tuple(layer.outputs)), several,
-    )  # fmt: skip
+    kept, memory = _each(layer, "before", before, tuple(layer.states)), _each(layer, "out", out, tuple(layer.outputs))
+    arguments = (*inputs, *scalars, *states, *indices, *kept, *memory, config)
+    traced = step.kernels is None or torch.compiler.is_compiling()
+    outputs = (functools.partial(_run, step, several) if traced else _calls(step, several))(*arguments)
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+@functools.cache
+def _calls(step: Step, several: bool) -> _replay.Calls:
+    """Steps that come again, by the same memory of states or other."""
+    inputs, scalars = len(step.layer.inputs), len(step.layer.scalars)
+    return _replay.Calls(functools.partial(_run, step, several), {_rt.F32: step.config}, inputs, scalars, absent=0)
+
+
+def _run(step: Step, several: bool, *arguments: Any) -> tuple[Tensor, ...]:
+    """What `run` does, of all its arguments one behind the other."""
+    layer = step.layer
+    *values, config = arguments
+    counts = (len(layer.inputs), len(layer.scalars), len(layer.states), 2, len(layer.states), len(layer.outputs))
+    ends = (0, *itertools.accumulate(counts))
+    inputs, scalars, states, (read, write), before, out = (tuple(values[a:b]) for a, b in itertools.pairwise(ends))
+    call = Call(states, inputs, scalars, read, read if write is None else write, before, out, several)
     size = checked(step, call, write is not None)
     specs = (step.several if several else step.one).inputs
     expanded = [
@@ -66,7 +84,7 @@ def run(
         raise NotImplementedError(f"{layer.name}: no kernels are emitted for its steps; compute on the CPU")
     else:
         outputs = _launched(step, call, expanded, size, config or fitted(step.config, layer, states[0], size))
-    return outputs[0] if len(outputs) == 1 else outputs
+    return outputs
 
 
 def _each(layer: _rt.Layer, name: str, given: Any, names: Sequence[str]) -> Tensors:
@@ -138,7 +156,7 @@ def _launched(
     layer, kernels = step.several if call.several else step.one, step.kernels
     assert kernels is not None
     _rt.check_kernels(layer.name, (*call.inputs, *call.states))
-    make = torch.empty if call.read is None else torch.zeros
+    make = _rt.empty if call.read is None else torch.zeros
     device = call.states[0].device
     outputs = tuple(
         [

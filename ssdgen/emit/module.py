@@ -41,6 +41,7 @@ SUPPORT = (
     "_segments.py",
     "_step.py",
     "_step_call.py",
+    "_sums.py",
     "_tiles.py",
     "_tuned.py",
     "causal_conv.py",

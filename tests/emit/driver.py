@@ -24,19 +24,24 @@ class Function:
 
 class EmulatedDriver:
     """As `generated._driver.Cuda`, for CPU tensors; `launched` are the names of kernels, `refuse` those that fail, and
-    `current` is the stream that they must come on."""
+    `current` is the stream that they must come on; nothing is launched before a context is `bound`."""
 
     def __init__(self) -> None:
         self.functions: list[Function] = []
         self.launched: list[str] = []
         self.refuse: set[str] = set()
         self.current = 7
+        self.bound = True
 
     def device(self, x: torch.Tensor) -> int | None:
         return -1 if x.device.type == "cpu" else None
 
     def stream(self, device: int) -> int:
         return self.current
+
+    def bind(self, device: int) -> None:
+        assert device == -1
+        self.bound = True
 
     def capturing(self) -> bool:
         return False
@@ -57,6 +62,8 @@ class EmulatedDriver:
         return len(self.functions), constant
 
     def launch(self, config: int, function: int, parameters: int, extra: None) -> int:
+        if not self.bound:
+            return 201
         it, how = self.functions[function - 1], LaunchConfig.from_address(config)
         assert (list(how.block), how.shared_bytes, how.stream, how.count) == ([1, 1, 1], 0, self.current, 1)
         words = (ctypes.c_void_p * 1000).from_address(parameters)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import sys
 from collections.abc import Callable
 from ctypes import c_int, c_void_p
@@ -24,8 +25,11 @@ Launched = tuple[int, list[int], list[int], int, list[int]]
 LAUNCHED: list[Launched] = []
 """What the driver was asked for: kernel, grid, block, whether early, and the first 8 bytes of each parameter."""
 
-PARAMETERS = 0
-"""How many parameters the kernel has that is being launched, which the driver knows from its code."""
+COUNTS: list[int] = []
+"""How many parameters the kernels of a call have, in order, which the driver knows from their code."""
+
+CURRENT = [CONTEXT]
+"""The context of this thread, 0 for none."""
 
 
 def put(address: int, value: int, kind: Any = c_void_p) -> int:
@@ -36,9 +40,11 @@ def put(address: int, value: int, kind: Any = c_void_p) -> int:
 def note(config: int, kernel: int, parameters: int, extra: int) -> int:
     from generated._driver import LaunchConfig
 
+    if not CURRENT[0]:
+        return 201  # CUDA_ERROR_INVALID_CONTEXT
     how = LaunchConfig.from_address(config)
     assert (how.stream, how.count, how.shared_bytes, how.attributes[0].id) == (STREAM, 1, 0, 6)
-    addresses = (c_void_p * PARAMETERS).from_address(parameters)
+    addresses = (c_void_p * COUNTS[len(LAUNCHED) % len(COUNTS)]).from_address(parameters)
     words = [ctypes.c_uint64.from_address(a or 0).value for a in addresses]
     LAUNCHED.append((kernel, list(how.grid), list(how.block), how.attributes[0].value, words))
     return 0
@@ -49,7 +55,9 @@ ANSWERS: dict[str, tuple[int, Callable[..., int]]] = {
     "cuDeviceGetCount": (1, lambda n: put(n, 1, c_int)),
     "cuDeviceGetAttribute": (3, lambda v, which, device: put(v, CAPABILITY.get(which, 1 << 20), c_int)),
     "cuStreamGetCtx": (2, lambda stream, context: put(context, CONTEXT)),
-    "cuCtxGetCurrent": (1, lambda context: put(context, CONTEXT)),
+    "cuCtxGetCurrent": (1, lambda context: put(context, CURRENT[0])),
+    "cuCtxSetCurrent": (1, lambda context: CURRENT.__setitem__(0, context or 0) or 0),
+    "cuDevicePrimaryCtxRetain": (2, lambda context, device: put(context, CONTEXT)),
     "cuCtxGetDevice": (1, lambda device: put(device, 0, c_int)),
     "cuPointerGetAttribute": (3, lambda data, which, x: put(data, CONTEXT)),
     "cuLibraryLoadData": (8, lambda library, *rest: put(library, 0x11)),
@@ -58,6 +66,13 @@ ANSWERS: dict[str, tuple[int, Callable[..., int]]] = {
 }
 FUNCTIONS = {name: ctypes.CFUNCTYPE(c_int, *(c_void_p,) * n)(answer) for name, (n, answer) in ANSWERS.items()}
 NOTHING = ctypes.CFUNCTYPE(c_int)(lambda: 0)
+
+
+class Library:
+    """What `ctypes.CDLL` gives for libcuda."""
+
+    def __getattr__(self, name: str) -> Any:
+        return FUNCTIONS.get(name, NOTHING)
 
 
 def find(symbol: int, function: int, version: int, flags: int, status: int) -> int:
@@ -90,6 +105,7 @@ def dressed(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def main() -> None:
+    os.environ["CUDA_TILE_CACHE_DIR"] = "off"  # what is compiled here is nothing
     stand_in = ModuleType("cuda.tile._load_libcuda")
     stand_in.cuGetProcAddress_v2_ptrptr = ctypes.addressof(FOUND)  # type: ignore[attr-defined]
     sys.modules[stand_in.__name__] = stand_in
@@ -98,55 +114,39 @@ def main() -> None:
     from generated import _driver, _kept, _launch, _replay, mamba2
 
     class Driver(_driver.Cuda):
-        launch: Any = staticmethod(note)
-
         def stream(self, device: int) -> int:
             return STREAM
 
         def function(self, kernel: Any, arguments: tuple[Any, ...], device: int) -> tuple[int, tuple[bool, ...]] | None:
-            image = _kept.image(kernel, dressed(arguments), (9, 0))
-            return None if image is None else (KERNEL, image.constants)
+            return super().function(kernel, dressed(arguments), device)
 
     _driver.DRIVER = Driver()
+    ctypes.CDLL = lambda name: Library()  # type: ignore[assignment, misc]
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
     _launch.has_early_launch = lambda device: True  # type: ignore[assignment]
     b, t, h, p, n = 2, 1000, 16, 48, 32
     x, z = torch.randn(2, b, t, h, p)
     B, C = torch.randn(2, b, t, 1, n)
     given = (x, torch.randn(b, t, h), -torch.rand(h), B, C, torch.randn(h), None, z, torch.randn(b, h, p, n))
-    arguments = (
-        *given[:-1],
-        0.5,
-        2.5,
-        given[-1],
-        None,
-        None,
-        None,
-        None,
-        mamba2.Config(segments=3, share_scores_from=1),
-    )
+    config = mamba2.Config(segments=3, share_scores_from=1)
+    arguments = (*given[:-1], 0.5, 2.5, given[-1], None, None, None, None, config)
     with _launch.launcher(lambda kernel, grid, arguments: None), _launch.recording() as recording:
         values = mamba2._checked(*arguments)
 
-    global PARAMETERS
+    COUNTS.extend(len(_sizes(launch)) for launch in recording.launches)
     for launch in recording.launches:
         kernel = launch.kernel
         kernel._compile = lambda signature, context, capability=None: (b"code", "symbol", None, ())
         kernel = _kept.kept(kernel)
-        PARAMETERS = len(_sizes(launch))
         ct.launch(STREAM, launch.grid, kernel, dressed(launch.arguments), programmatic_dependent_launch=launch.early)
-    expected, lengths = list(LAUNCHED), [len(words) for *_, words in LAUNCHED]
+    expected = list(LAUNCHED)
     LAUNCHED.clear()
 
+    CURRENT[0] = 0
     replay = _replay.prepared(recording, given, values, -1)
     assert replay is not None
-    assert [len(launch.places) for launch in replay.launches] == lengths
-
-    def counted(config: int, function: int, parameters: int, extra: int) -> int:
-        global PARAMETERS
-        PARAMETERS = lengths[len(LAUNCHED)]
-        return note(config, function, parameters, extra)
-
-    Driver.launch = staticmethod(counted)
+    assert [len(launch.places) for launch in replay.launches] == COUNTS
+    CURRENT[0] = 0
     again = replay(given)
     assert again is not None
     own = {v.data_ptr(): w.data_ptr() for v, w in zip(values, again, strict=True) if v is not None and w is not None}

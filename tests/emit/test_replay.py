@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from generated import _driver, _replay, _runtime, _tuned, mamba2, mamba2_gradients, mlstm
+from generated import _driver, _replay, _runtime, _step, _tuned, mamba2, mamba2_gradients, mlstm
 from ssdgen.run.checks import one_thread, poisoned_memory
 from ssdgen.run.emulate import launch
 from ssdgen.run.inputs import Case, draw
@@ -37,7 +37,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
     monkeypatch.setattr(_driver, "DRIVER", fake)
     with one_thread(), poisoned_memory(), _runtime.launcher(launch):
         yield fake
-    for calls in (mamba2.OPERATOR._calls, mlstm.OPERATOR._calls, mamba2_gradients.GRADIENTS._calls):
+    steps = [_step._calls(module.STEP, several) for module in (mamba2, mlstm) for several in (False, True)]
+    for calls in (mamba2.OPERATOR._calls, mlstm.OPERATOR._calls, mamba2_gradients.GRADIENTS._calls, *steps):
         calls._seen.clear()
         calls._kept.clear()
 
@@ -115,6 +116,58 @@ def test_a_gradient_that_nobody_needs(driver: EmulatedDriver) -> None:
             inputs[needed].requires_grad_()
             torch.autograd.backward(mamba2.forward(**inputs)[0].sum())
             assert [k for k, v in inputs.items() if isinstance(v, Tensor) and v.grad is not None] == [needed]
+
+
+def step_of(name: str, seed: int, kind: torch.dtype) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """States, and the inputs of a step, slices of one row where they are alike."""
+    module: ModuleType = {"mamba2": mamba2, "mlstm": mlstm}[name]
+    inputs = inputs_of(name, seed, memory="slices")
+    names = {i.name for i in module.LAYER.inputs if "t" in i.axes}
+    one = {k: v[:, 0] if k in names else v for k, v in inputs.items() if k[-1] != "0" and isinstance(v, Tensor)}
+    states = module.init_state(1, 2, p=32, n=32, dtype=kind)
+    return tuple(torch.randn_like(s) for s in (states if isinstance(states, tuple) else (states,))), one
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["mamba2", "mlstm"])
+def test_steps(name: str, kind: torch.dtype, driver: EmulatedDriver) -> None:
+    """States are moved where they are, whichever they are, and outputs written where the caller says."""
+    module: ModuleType = {"mamba2": mamba2, "mlstm": mlstm}[name]
+    for seed in range(4):
+        states, inputs = step_of(name, seed, kind)
+        copies = tuple(s.clone() for s in states)
+        driver.launched.clear()
+        got = module.step(*states, **inputs)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SSDGEN_DEBUG", "1")
+            want = module.step(*copies, **inputs)
+        assert same((got, *states), (want, *copies))
+    assert driver.launched[0] == "token_step"
+    for _ in range(3):
+        slots, out = torch.tensor([0], dtype=torch.int32), torch.full_like(got, torch.nan)
+        states = tuple(torch.cat((s, s)) for s in states[:1]) if name == "mamba2" else states
+        copies = tuple(s.clone() for s in states)
+        driver.launched.clear()
+        assert module.step(*states, **inputs, state_indices=slots, out=out) is out
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SSDGEN_DEBUG", "1")
+            want = module.step(*copies, **inputs, state_indices=slots)
+        assert same((out, *states), (want, *copies))
+        states = tuple(s[:1] for s in states)
+    assert driver.launched[0] == "token_step"
+
+
+def test_a_step_that_somebody_differentiates(driver: EmulatedDriver) -> None:
+    """It is refused, though one like it was made."""
+    (S,), inputs = step_of("mamba2", 0, torch.float32)
+    for _ in range(3):
+        mamba2.step(S, **inputs)
+    assert driver.launched
+    inputs["x"] = inputs["x"].detach().requires_grad_()
+    with pytest.raises(NotImplementedError, match="kernels of steps have no gradient"):
+        mamba2.step(S, **inputs)
+    with torch.no_grad():
+        mamba2.step(S, **inputs)
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -204,7 +257,7 @@ def test_copies_go_the_usual_way(driver: EmulatedDriver, monkeypatch: pytest.Mon
 
 
 def test_a_launch_that_is_refused(driver: EmulatedDriver) -> None:
-    """A thread without a CUDA context, for one: the usual way knows what to do, or to say."""
+    """The usual way knows what to do, or to say."""
     inputs = inputs_of()
     for _ in range(3):
         want = mamba2.forward(**inputs)
@@ -212,6 +265,18 @@ def test_a_launch_that_is_refused(driver: EmulatedDriver) -> None:
     driver.launched.clear()
     assert same(mamba2.forward(**inputs), want)
     assert driver.launched[-1] == "walk_out"
+
+
+def test_a_thread_without_a_context(driver: EmulatedDriver) -> None:
+    """One that autograd began, before anything else ran in it: PyTorch's is made its own, and the call goes on."""
+    inputs = inputs_of()
+    for _ in range(2):
+        mamba2.forward(**inputs)
+    driver.bound = False
+    got = mamba2.forward(**inputs)
+    assert driver.bound
+    assert driver.launched[-1] == "walk_out"
+    assert same(got, usual(mamba2, inputs))
 
 
 def test_another_stream(driver: EmulatedDriver) -> None:
@@ -266,9 +331,9 @@ def test_no_graph_is_written_down(driver: EmulatedDriver, monkeypatch: pytest.Mo
     assert driver.launched
 
 
-def test_the_words_are_those_that_cuda_tile_passes(tmp_path: Path) -> None:
+def test_the_words_are_those_that_cuda_tile_passes() -> None:
     """In a process of its own, whose CUDA driver only writes down what it is asked: kernels, grids, and every parameter."""
-    environment = {**os.environ, "CUDA_TILE_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(Path(__file__).with_name("launched_by_cuda_tile.py"))]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr

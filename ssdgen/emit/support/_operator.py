@@ -195,7 +195,11 @@ class Operator:
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tuple(self._gradients(ctx, grads, ctx.needs_input_grad, self._by_operator))
+        given, needed = self._given(ctx), ctx.needs_input_grad
+        found = self._by_operator(given, grads)
+        if found is None:
+            found = self._portably(given, grads, [self._names[i] for i in self._tensors if needed[i]])
+        return tuple(g if n else None for g, n in zip(found, needed, strict=True))
 
     def run(self, ctx: Any, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """The values of a call, and what its gradients need kept."""
@@ -205,20 +209,15 @@ class Operator:
 
     def differentiate(self, ctx: Any, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
         """The gradients of those tensors of a call that are `needed`, for those that arrive at its values."""
-        wanted = [False] * len(self._names)
-        for i, n in zip(ctx.places, needed, strict=True):
-            wanted[i] = n
-        found = self._gradients(ctx, grads, wanted, self._by_kernels)
-        return [found[i] for i in ctx.places]
+        given, places = self._given(ctx), ctx.places
+        found = self._by_kernels(given, grads)
+        if found is None:
+            names = [self._names[i] for i, n in zip(places, needed, strict=True) if n]
+            found = self._portably(given, grads, names)
+        return [found[i] if n else None for i, n in zip(places, needed, strict=True)]
 
-    def _gradients(
-        self,
-        ctx: Any,
-        grads: Sequence[Tensor | None],
-        needed: Sequence[bool],
-        by: Callable[..., list[Tensor | None] | None],
-    ) -> list[Tensor | None]:
-        """The gradients of the arguments of a call, those that are `needed`: `by` kernels, where these can."""
+    def _given(self, ctx: Any) -> list[Any]:
+        """The arguments of a call."""
         if torch.is_grad_enabled():
             raise NotImplementedError(
                 f"{self._layer.name}: a gradient of kernels cannot be differentiated again; compute on the CPU, or leave out"
@@ -227,24 +226,18 @@ class Operator:
         given = list(ctx.others)
         for i, x in zip(ctx.places, ctx.saved_tensors, strict=True):
             given[i] = x
-        found = by(given, grads, needed)
-        if found is None:
-            found = self._portably(given, grads, [self._names[i] for i in self._tensors if needed[i]])
-        return [g if n else None for g, n in zip(found, needed, strict=True)]
+        return given
 
-    def _by_kernels(
-        self, given: list[Any], grads: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> list[Tensor | None] | None:
+    def _by_kernels(self, given: list[Any], grads: Sequence[Tensor | None]) -> list[Tensor | None] | None:
         """The gradients of the arguments of a call; None for a call that has something which kernels lack."""
-        first = given[self._inputs[0]]
-        if self._kernels is None or not _rt.runs_kernels(first):
+        if self._kernels is None or not _rt.runs_kernels(given[self._inputs[0]]):
             return None
         outputs, states, inputs = len(self._layer.outputs), len(self._layer.states), self._inputs
         end = len(self._specs) + len(self._layer.scalars)
         edges, seq_idx, mask, every = given[-5:-1]
         found = _gradients.of(self._module)(
             [given[i] for i in inputs], given[len(inputs) : end], given[end : end + states], edges,
-            grads[:outputs], grads[outputs : outputs + states], None, [needed[i] for i in inputs],
+            grads[:outputs], grads[outputs : outputs + states],
             seq_idx=seq_idx, mask=mask, states_every=every, kept=grads[outputs + states :],
         )  # fmt: skip
         if found is None:
@@ -254,10 +247,8 @@ class Operator:
             places[at] = gradient
         return places
 
-    def _by_operator(
-        self, given: list[Any], grads: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> list[Tensor | None] | None:
-        """The same, needed or not, by the operator of gradients, which a tracer sees."""
+    def _by_operator(self, given: list[Any], grads: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+        """The same by the operator of gradients, which a tracer sees."""
         if not self._have_kernels(given):
             return None
         places = [*range(len(self._specs) + len(self._layer.scalars)), *self._tensors[len(self._specs) :]]
