@@ -56,7 +56,8 @@ class Decoder:
         graph: bool = True,
     ) -> None:
         device = model.device
-        every = every or (EVERY if device.type == "cuda" else 1)
+        if every is None:
+            every = EVERY if device.type == "cuda" else 1
         if batch < 1 or every < 1:
             raise ValueError(f"batch and every must be at least 1, got {batch} and {every}")
         _check_tokens((*stop, pad), model.config.vocab)
@@ -122,7 +123,7 @@ class Decoder:
         if not self._recent.is_cuda:
             return Chunk(seen[:, :count], lambda: None)
         there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        there.record()
+        there.record(torch.cuda.current_stream(self.model.device))
         return Chunk(seen[:, :count], there.synchronize)
 
     def _advance(self) -> None:
@@ -139,15 +140,16 @@ class Decoder:
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         """`_advance` as a CUDA graph. It runs once before, so that nothing is compiled or searched within."""
-        stream = torch.cuda.Stream(self.model.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self.model.device))
-        with torch.cuda.stream(stream):
-            self._take(self.model.step(self._token, self.cache), 0)
-        torch.cuda.current_stream(self.model.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self._generator)
-        with torch.cuda.graph(graph):
-            self._advance()
+        with torch.cuda.device(self.model.device):
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._take(self.model.step(self._token, self.cache), 0)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(self._generator)
+            with torch.cuda.graph(graph):
+                self._advance()
         return graph
 
     def _rows(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:

@@ -247,7 +247,6 @@ class Mamba2:
         return linear(u, self.head).to(self._wide)
 
     def _layer(self, weights: Mapping[str, Tensor], prefix: str) -> LayerWeights:
-
         def some(name: str) -> Tensor | None:
             return weights[prefix + name].to(self.dtype) if prefix + name in weights else None
 

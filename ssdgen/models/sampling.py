@@ -41,4 +41,5 @@ def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator | None
         least = logits.topk(sampling.top_k, -1, sorted=False).values.amin(-1, keepdim=True)
         logits = logits.masked_fill(logits < least, -math.inf)
     noise = torch.empty_like(logits).exponential_(generator=generator)
-    return (logits / sampling.temperature - noise.log()).argmax(-1)
+    below = logits - logits.amax(-1, keepdim=True)  # so that no quotient overflows
+    return (below / sampling.temperature - noise.log()).argmax(-1)

@@ -14,19 +14,21 @@ from ssdgen.ir.build import CompiledKernel, CompileRequest
 from ssdgen.run.recorded import recording
 
 BF16 = torch.bfloat16
-ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
-"""The oldest, that of the targets, and one with little shared memory."""
+ARCHITECTURES = ("sm_80", "sm_90")
+"""The oldest, and that of the targets."""
+
+SHARED = 50 * 1024
+"""Bytes of a block at most: two fit into the 99 KB of a multiprocessor with least."""
 
 
 def requests() -> Iterator[CompileRequest]:
     """What a step and a prefill launch in bf16 with residuals in float32, and a gate behind a norm in groups."""
     with recording(norms, "a prefill") as prefill, torch.no_grad():
-        for width, inner in ((768, 1536), (2560, 5120)):
-            residual, result = torch.empty(512, width), torch.empty(512, width, dtype=BF16)
-            norms.rms_norm(residual, result[0], add=result)
-            y, z = torch.empty(512, inner, dtype=BF16), torch.empty(512, 3 * inner, dtype=BF16)[:, :inner]
-            norms.rms_norm(y, y[0])
-            norms.rms_norm(y, y[0], groups=8, gate=z)
+        residual, result = torch.empty(512, 2560), torch.empty(512, 2560, dtype=BF16)
+        norms.rms_norm(residual, result[0], add=result)
+        y, z = torch.empty(512, 5120, dtype=BF16), torch.empty(512, 3 * 5120, dtype=BF16)[:, :5120]
+        norms.rms_norm(y, y[0])
+        norms.rms_norm(y, y[0], groups=8, gate=z)
     with recording(projection, "a step") as step, torch.no_grad():
         for width, inner, projected in ((768, 1536, 3352), (2560, 5120, 10576)):
             residual, weight = torch.empty(1, width), torch.empty(projected, width, dtype=BF16)
@@ -42,7 +44,6 @@ def test_hardly_anything_spills(arch: str) -> None:
     does not fit beside four blocks, 16 to 24 bytes, was faster with that."""
     for result in build([replace(r, arch=arch) for r in requests()]).results:
         assert isinstance(result, CompiledKernel), str(result)
-        assert result.resources.spilled_bytes <= (24 if result.request.kernel == "multiply_row" else 0), str(
-            result.request
-        )
-        assert result.resources.shared_bytes <= 50 * 1024, f"{result.request}: {result.resources.shared_bytes} bytes"
+        few = 24 if result.request.kernel == "multiply_row" else 0
+        assert result.resources.spilled_bytes <= few, str(result.request)
+        assert result.resources.shared_bytes <= SHARED, f"{result.request}: {result.resources.shared_bytes} bytes"

@@ -15,6 +15,7 @@ from ssdgen.models.bench import Figure, OnGpu, measured, on_the_cpu
 from ssdgen.run.bench.rows import Spread
 from tests.cli.conftest import Command, ssdgen
 from tests.models.folders import SMALL
+from tests.run.bench import made
 
 __all__ = ["ssdgen"]
 
@@ -99,3 +100,19 @@ def test_the_parts_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert values["memory", "40 tokens over 20", "bytes"] == 0
     assert values["pieces", "state", "us a layer"] == 2.5
     assert values["prefill", "30 tokens, launched", "TFLOP/s"] == pytest.approx(2e-6 * TINY.parameters * 30 / 5)
+
+
+@pytest.mark.usefixtures("quick")
+def test_on_a_gpu_it_says_which(ssdgen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of the sizes that are asked for, and the machine, its paths aside."""
+    monkeypatch.setattr(
+        "ssdgen.models.place.gpu_environment", lambda command: replace(made.ENVIRONMENT, command=command)
+    )
+    part = ("130m", "decode", lambda: [Figure("130m", "decode", "batch 1", Spread(3000.0, 2900.0, 3100.0), "tokens/s")])
+    asked: list[object] = []
+    monkeypatch.setattr(bench, "gpu_parts", lambda *arguments: asked.append(arguments) or [part])
+    shown = ssdgen("bench", "model", "--size", "130m,2.7b", "--no-peers", "--no-cpu")
+    assert asked == [(("130m", "2.7b"), 5, False)]
+    assert made.ENVIRONMENT.gpu in shown.out
+    assert "tokens/s" in shown.out
+    assert "a token, ours" not in shown.out

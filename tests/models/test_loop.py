@@ -87,6 +87,7 @@ def test_top_k_draws_of_the_likeliest_only() -> None:
     assert not torch.equal(drawn, logits.argmax(-1))
     assert torch.equal(choose(logits, Sampling(1.0, top_k=1), torch.Generator()), logits.argmax(-1))
     assert torch.equal(choose(logits, Sampling()), logits.argmax(-1))
+    assert torch.equal(choose(logits, Sampling(1e-38)), logits.argmax(-1))
 
 
 def test_a_seed_gives_the_same_text() -> None:
@@ -98,6 +99,7 @@ def test_a_seed_gives_the_same_text() -> None:
     ("call", "message"),
     [
         (lambda: Decoder(MODEL, 0), "batch and every must be at least 1"),
+        (lambda: Decoder(MODEL, every=0), "batch and every must be at least 1, got 1 and 0"),
         (lambda: Decoder(MODEL, stop=[40]), "token 40 is not in the vocabulary of 40"),
         (lambda: Decoder(MODEL).run([[1, 40]], 3), "token 40 is not in the vocabulary of 40"),
         (lambda: Decoder(MODEL).run([[]], 3), "1 prompts of at least one token are wanted"),

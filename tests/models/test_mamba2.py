@@ -65,7 +65,10 @@ def theirs(tmp_path: Path, change: Mapping[str, Any]) -> Any:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_transformers(tmp_path: Path, name: str) -> None:
-    """Logits to float32 rounding, of whole rows and behind a prefill in two pieces; and 64 greedy tokens the same."""
+    """Logits to float32 rounding, of whole rows and behind a prefill in two pieces; and 64 greedy tokens the same.
+
+    Theirs are of whole rows: where they go token by token, they leave `time_step_limit` out.
+    """
     model = theirs(tmp_path, CONFIGS[name])
     ours = Mamba2.load(tmp_path / "model")
     prompt = torch.randint(0, 50, (2, 37))
