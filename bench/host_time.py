@@ -9,6 +9,7 @@ waited for:
              `launches`, each by itself; and the usual way, of a call that has not come before
   training   forward and backward pass with autograd, by torch.autograd.grad: the forward pass, both, and the launches of the
              backward pass
+  decode     a step of a layer of 80 heads, and of its convolution, with memory for the outputs
   peers      the forward pass of those that are installed (`mamba_ssm`, TileGym), at the same inputs
 """
 
@@ -28,9 +29,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from generated import _driver, mamba2, mamba2_gradients
+from generated import _driver, causal_conv, mamba2, mamba2_gradients
 from ssdgen.run.gpu_peers import mamba_ssm, tilegym
-from ssdgen.run.inputs import Case, draw
+from ssdgen.run.inputs import DTYPES, Case, draw
 from ssdgen.spec import load_source, read_layer
 
 SHAPES = ((1, 2048, 24, 1, 64, 128), (4, 16384, 8, 1, 64, 128))
@@ -120,6 +121,22 @@ def training(inputs: dict[str, Any], rounds: int) -> dict[str, Any]:
     }
 
 
+def decode(dtype: torch.dtype, rounds: int) -> dict[str, Any]:
+    """One token of a layer of 80 heads, p = 64, n = 128: the convolution of x, B and C, and the recurrence, of slices of it."""
+    b, h, p, n = 1, 80, 64, 128
+    row = torch.randn(b, h * p + 2 * n, device="cuda", dtype=dtype)
+    weight, bias = torch.randn(row.shape[1], 4, device="cuda", dtype=dtype), torch.randn_like(row[0])
+    cache = causal_conv.init_cache(b, row.shape[1], 4, device="cuda", dtype=dtype)
+    x, B, C = (v.unflatten(1, (-1, m)) for v, m in zip(row.split([h * p, n, n], 1), (p, n, n), strict=True))
+    A, dt, D = -torch.rand(h, device="cuda"), torch.randn(b, h, device="cuda"), torch.randn(h, device="cuda")
+    state, out, y = mamba2.init_state(b, h, p=p, n=n, device="cuda"), torch.empty_like(x), torch.empty_like(row)
+    with torch.no_grad():
+        return {
+            "convolution": median(lambda: causal_conv.step(cache, row, weight, bias, activation="silu", out=y), rounds),
+            "step": median(lambda: mamba2.step(state, x, dt, A, B, C, D=D, out=out), rounds),
+        }
+
+
 NUMBERS = {"dt_min": 0.0, "dt_max": float("inf")}
 
 
@@ -148,6 +165,7 @@ def main() -> int:
                 print(json.dumps({"shape": shape, "peer": name, "missing": str(missing)}), flush=True)
                 continue
             print(json.dumps({"shape": shape, "peer": name, "forward": median(call, chosen.rounds)}), flush=True)
+    print(json.dumps({"decode": decode(DTYPES[chosen.dtype], chosen.rounds)}), flush=True)
     return 0
 
 
