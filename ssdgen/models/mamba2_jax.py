@@ -40,8 +40,8 @@ Cache = tuple[tuple[Array, Array], ...]
 [b heads channels state], float32."""
 
 CHUNK = 128
-"""Tokens a chunk of the recurrence. Scores are [tokens chunk] a head and the states of chunks [tokens / chunk, channels, state]:
-as many numbers where chunk^2 is channels * state, and states go through memory more often."""
+"""Tokens a chunk of the recurrence. A head's scores are [tokens chunk], the states of its chunks [tokens / chunk, channels,
+state]: as many numbers where chunk^2 is channels * state, and states go through memory more often."""
 
 DTYPES = (jnp.float32, jnp.bfloat16)
 
