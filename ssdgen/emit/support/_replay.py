@@ -184,8 +184,8 @@ class Replay:
         driver = _driver.DRIVER
         place = given[self.given[0]].device  # type: ignore[union-attr]
         results = [torch.empty(shape, dtype=dtype, device=place) for shape, dtype in self.results]
-        memory = torch.empty(self.size, dtype=torch.uint8, device=place)
-        base = memory.data_ptr()
+        memory = torch.empty(self.size, dtype=torch.uint8, device=place) if self.size else None
+        base = 0 if memory is None else memory.data_ptr()
         try:
             words = self.free.pop()
         except IndexError:
