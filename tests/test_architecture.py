@@ -45,10 +45,10 @@ LIBRARIES = {
     "matplotlib": {"run"},
     "safetensors": {"models"},
     "tokenizers": {"models"},
-    "transformers": {"run", "compat", "models"},
-    "jax": {"run", "models"},
+    "transformers": {"run", "models"},
     "typer": {"cli"},
     "rich": {"cli", "build"},
+    "jax": {"run", "models"},
 }
 NAMELESS = ("templates", "ssdgen/ir", "ssdgen/spec", "ssdgen/derive", "ssdgen/plan", "ssdgen/emit")
 LONGEST_FILE = 450

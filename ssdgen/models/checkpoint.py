@@ -55,12 +55,11 @@ class Checkpoint:
     config: Config
     weights: Mapping[str, Stored]
 
-    def read(self, framework: Framework = "pt", device: str = "cpu") -> Iterator[tuple[str, Any]]:
+    def read(self, framework: Framework = "pt") -> Iterator[tuple[str, Any]]:
         """Every weight once: (canonical name, array), in the shape that `Config.shapes` gives and the dtype that is stored.
 
         framework: arrays of torch ("pt"), of jax ("flax") or of numpy ("np", which has no bfloat16: those are widened to
         float32); of .bin files, numpy's also for "flax"
-        device: where safetensors put those of torch
 
         One file is open at a time, one weight of it in memory.
         """
@@ -69,7 +68,7 @@ class Checkpoint:
             by_file[stored.file].append(name)
         shapes = self.config.shapes()
         for file, names in by_file.items():
-            for name, array in _arrays(file, {name: self.weights[name] for name in names}, framework, device):
+            for name, array in _arrays(file, {name: self.weights[name] for name in names}, framework):
                 yield name, array.reshape(shapes[name])
 
 
@@ -192,12 +191,12 @@ def _contents(file: Path) -> list[Stored]:
     """What a file holds, by its header alone. UserError, which names the file, if it is damaged."""
     if file.suffix == ".bin":
         return [Stored(file, key, tuple(x.shape), _dtype_name(x)) for key, x in _unpickled(file).items()]
-    with _safetensors(file, "np", "cpu") as content:
+    with _safetensors(file, "np") as content:
         slices = {key: content.get_slice(key) for key in content.keys()}  # noqa: SIM118 - it is no dict
         return [Stored(file, key, tuple(s.get_shape()), s.get_dtype()) for key, s in slices.items()]
 
 
-def _arrays(file: Path, weights: Mapping[str, Stored], framework: Framework, device: str) -> Iterator[tuple[str, Any]]:
+def _arrays(file: Path, weights: Mapping[str, Stored], framework: Framework) -> Iterator[tuple[str, Any]]:
     """The arrays of one file by canonical name."""
     if file.suffix == ".bin":
         content = _unpickled(file)
@@ -206,7 +205,7 @@ def _arrays(file: Path, weights: Mapping[str, Stored], framework: Framework, dev
             yield name, tensor if framework == "pt" else _widened(tensor).numpy()
         return
     halves = framework == "np" and any(stored.dtype == "BF16" for stored in weights.values())
-    with _safetensors(file, "pt" if halves else framework, device if framework == "pt" else "cpu") as content:
+    with _safetensors(file, "pt" if halves else framework) as content:
         for name, stored in weights.items():
             array = content.get_tensor(stored.key)
             yield name, _widened(array).numpy() if halves else array
@@ -224,14 +223,14 @@ def _dtype_name(tensor: Any) -> str:
     return names.get(name, name)
 
 
-def _safetensors(file: Path, framework: Framework, device: str) -> Any:
+def _safetensors(file: Path, framework: Framework) -> Any:
     """A safetensors file, opened. Its whole header is checked, and that the file is as long as that says."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise UserError(f"{file}: the package safetensors is not installed", INSTALL) from error
     try:
-        return safe_open(str(file), framework, device=device)
+        return safe_open(str(file), framework)
     except (SafetensorError, OSError) as error:
         raise UserError(
             f"{file} is no whole safetensors file: {' '.join(str(error).split())}",

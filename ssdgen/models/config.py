@@ -221,7 +221,10 @@ class _Reader:
 
 
 def _transformers(reader: _Reader, folder: Path) -> Config:
-    """A config.json of transformers' Mamba2Config; what it leaves out is as in that class."""
+    """A config.json of transformers' Mamba2Config; what it leaves out is as in that class.
+
+    `norm_before_gate`, which old versions wrote, is not read, as they never did.
+    """
     reader.refuse("hidden_act", ("silu", "swish"), "only silu is computed here")
     reader.refuse("quantization_config", (None,), "quantised weights are not read; take the original checkpoint")
     width, expand = reader.count("hidden_size", 4096), reader.count("expand", 2)
