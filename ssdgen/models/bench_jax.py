@@ -16,7 +16,6 @@ import functools
 import importlib
 import importlib.metadata
 import json
-import math
 import platform
 import subprocess
 import sys
@@ -58,10 +57,10 @@ class Row:
     model: str
     size: str
     mode: str
-    prefill_ms: float = math.nan
-    tokens_per_second: float = math.nan
-    tflops: float = math.nan
-    compile_s: float = math.nan
+    prefill_ms: float | None = None
+    tokens_per_second: float | None = None
+    tflops: float | None = None
+    compile_s: float | None = None
     rounds: int = 0
     note: str = ""
 
