@@ -46,9 +46,9 @@ LIBRARIES = {
     "safetensors": {"models"},
     "tokenizers": {"models"},
     "transformers": {"run", "models"},
-    "jax": {"run", "models"},
     "typer": {"cli"},
     "rich": {"cli", "build"},
+    "jax": {"run", "models"},
 }
 NAMELESS = ("templates", "ssdgen/ir", "ssdgen/spec", "ssdgen/derive", "ssdgen/plan", "ssdgen/emit")
 LONGEST_FILE = 450

@@ -16,9 +16,10 @@ import functools
 import importlib
 import importlib.metadata
 import json
-import math
 import platform
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -56,10 +57,10 @@ class Row:
     model: str
     size: str
     mode: str
-    prefill_ms: float = math.nan
-    tokens_per_second: float = math.nan
-    tflops: float = math.nan
-    compile_s: float = math.nan
+    prefill_ms: float | None = None
+    tokens_per_second: float | None = None
+    tflops: float | None = None
+    compile_s: float | None = None
     rounds: int = 0
     note: str = ""
 
@@ -181,6 +182,22 @@ def peer(config: Config, dtype: str, prompt: Array) -> tuple[Work, Work]:
         return made
 
     return prefill, loop
+
+
+def measured_apart(size: str, modes: Sequence[str], seconds: float) -> tuple[Row, ...]:
+    """The rows of a size in a process of its own, where no other library holds the device's memory, nor jax it afterwards.
+
+    Raises RuntimeError, which says what the process said last, if it fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        options = ["--sizes", size, "--modes", ",".join(modes), "--seconds", str(seconds), "--json", str(file)]
+        command = [sys.executable, "-m", "ssdgen.models.bench_jax", *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise RuntimeError(f"python -m ssdgen.models.bench_jax {' '.join(options)}: {said[-1]}")
+        return tuple(Row(**row) for row in json.loads(file.read_text(encoding="utf-8"))["rows"])
 
 
 def environment() -> dict[str, str]:

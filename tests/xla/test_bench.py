@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,7 @@ def test_a_peer_that_is_absent_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(SIZES, "tiny", TINY)
-    monkeypatch.setitem(__import__("sys").modules, "mamba2_jax", None)
+    monkeypatch.setitem(sys.modules, "mamba2_jax", None)
     out = tmp_path / "rows.json"
     assert (
         bench_jax.main(["--sizes", "tiny", "--modes", "bf16", "--tokens", "9", "--seconds", "0", "--json", str(out)])
@@ -41,6 +43,26 @@ def test_a_peer_that_is_absent_says_so(
     assert ours["tokens_per_second"] > 0
     assert math.isclose(ours["tflops"], 2e-9 * TINY.parameters * 9 / ours["prefill_ms"])
     assert "tokens/s" in capsys.readouterr().out
+
+
+def test_a_process_that_fails_says_why() -> None:
+    with pytest.raises(RuntimeError, match=r"--sizes 13b .*: .*sizes: 130m"):
+        bench_jax.measured_apart("13b", ["bf16"], 0.0)
+
+
+def test_rows_of_a_process_are_those_that_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = bench_jax.Row(
+        "ssdgen", "130m", "bf16", prefill_ms=1.5, tokens_per_second=2.0, tflops=3.0, compile_s=5.0, rounds=4
+    )
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert bench_jax.main(command[3:]) == 0
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(bench_jax, "rows", lambda *_: iter([row]))
+    monkeypatch.setattr(subprocess, "run", run)
+    (found,) = bench_jax.measured_apart("130m", ["bf16"], 0.0)
+    assert found == row
 
 
 def test_unknown_sizes_are_named() -> None:

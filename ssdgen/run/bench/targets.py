@@ -12,7 +12,6 @@ import argparse
 import importlib
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import sys
@@ -55,9 +54,9 @@ class Row:
     dtype: str
     target: str
     products: str
-    us: float = math.nan
-    error_y: float = math.nan
-    error_state: float = math.nan
+    us: float | None = None
+    error_y: float | None = None
+    error_state: float | None = None
     note: str = ""
 
 
