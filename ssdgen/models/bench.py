@@ -33,6 +33,9 @@ CONTEXTS = (1024, 131072)
 
 CPU_PREFILL, CPU_MADE = 2048, 8
 
+XLA_SECONDS = 3.0
+"""Of the rounds of each dtype, behind compilation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -79,9 +82,9 @@ def measured(
         try:
             for figure in part():
                 found.append(figure)
-        except (
-            Exception
-        ) as error:  # a GPU's memory, a compiler, code of others: what stops a part must not stop the rest
+        except ImportError as error:
+            found.append(Figure(model, name, "", None, note=f"not here: {described(error)}"))
+        except Exception as error:  # a GPU's memory, a compiler, code of others: the rest goes on
             found.append(Figure(model, name, "", None, note=described(error), failed=True))
         gc.collect()
         if torch.cuda.is_available():
@@ -98,6 +101,7 @@ def gpu_parts(sizes: Iterable[str], rounds: int, peers: bool = True) -> Iterator
         for part in (subject.decode, subject.prefill, subject.pieces, subject.waits_for_nothing, subject.memory):
             yield name, part.__name__.replace("_", " "), part
         subject.free()
+        yield name, "xla", partial(through_xla, name)
         if peers:
             yield name, "transformers", partial(theirs, name, SIZES[name], rounds)
 
@@ -238,6 +242,19 @@ class OnGpu:
 
     def _figure(self, part: str, name: str, value: Spread, unit: str, note: str = "") -> Figure:
         return Figure(self.name, part, name, value, unit, note)
+
+
+def through_xla(name: str, seconds: float = XLA_SECONDS) -> Iterator[Figure]:
+    """The same model through XLA beside mamba2-jax, in float32, with products in TF32, and in bf16; in a process of its own.
+    ImportError if jax is not here."""
+    from ssdgen.models.bench_jax import measured_apart
+
+    for row in measured_apart(name, ("default", "bf16"), seconds):
+        what = f"{row.model}, {'float32' if row.mode == 'default' else row.mode}"
+        prefill, loop = f"{what}: prefill of {PREFILL} tokens", f"{what}: batch 1, the loop on the device"
+        for key, value, unit in ((prefill, row.tflops, "TFLOP/s"), (loop, row.tokens_per_second, "tokens/s")):
+            spread = None if value is None else Spread(value, value, value)
+            yield Figure(name, "xla", key, spread, unit, row.note)
 
 
 def theirs(name: str, config: Config, rounds: int, device: str = "cuda") -> Iterator[Figure]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,10 +42,15 @@ def test_a_part_that_fails_or_comes_too_late_is_a_line() -> None:
         yield from good()
         raise RuntimeError("CUDA out of memory")
 
-    parts = [("m", "good", good), ("m", "bad", bad), ("m", "good", good), ("m", "late", good)]
+    def absent() -> Iterator[Figure]:
+        raise ModuleNotFoundError("No module named 'jax'")
+        yield
+
+    parts = [("m", "good", good), ("m", "bad", bad), ("m", "absent", absent), ("m", "late", good)]
     figures = measured(parts, 10.0, clock=lambda: next(times))
-    assert [f.value is None for f in figures] == [False, False, True, False, True]
+    assert [f.value is None for f in figures] == [False, False, True, True, True]
     assert figures[2].note == "RuntimeError: CUDA out of memory"
+    assert figures[3].note == "not here: ModuleNotFoundError: No module named 'jax'"
     assert [f.failed for f in figures] == [False, False, True, False, False]
     assert figures[4].note == "not measured: the time was up"
 
@@ -116,3 +123,23 @@ def test_on_a_gpu_it_says_which(ssdgen: Command, monkeypatch: pytest.MonkeyPatch
     assert made.ENVIRONMENT.gpu in shown.out
     assert "tokens/s" in shown.out
     assert "a token, ours" not in shown.out
+
+
+def test_through_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two figures of each row; one that was not measured says why."""
+    rows = [
+        SimpleNamespace(model="ssdgen", mode="bf16", tflops=269.0, tokens_per_second=319.0, note=""),
+        SimpleNamespace(model="mamba2-jax", mode="default", tflops=None, tokens_per_second=None, note="not installed"),
+    ]
+    asked: list[object] = []
+    stand_in = SimpleNamespace(measured_apart=lambda *arguments: asked.append(arguments) or rows)
+    monkeypatch.setitem(sys.modules, "ssdgen.models.bench_jax", stand_in)
+    figures = list(bench.through_xla("2.7b", 2.0))
+    assert asked == [("2.7b", ("default", "bf16"), 2.0)]
+    assert [(f.name.partition(":")[0], f.value and f.value.median, f.note) for f in figures] == [
+        ("ssdgen, bf16", 269.0, ""),
+        ("ssdgen, bf16", 319.0, ""),
+        ("mamba2-jax, float32", None, "not installed"),
+        ("mamba2-jax, float32", None, "not installed"),
+    ]
+    assert "xla" in [part for _, part, _ in bench.gpu_parts(["130m"], 1)]
