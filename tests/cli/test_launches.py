@@ -12,7 +12,7 @@ def test_every_launch_is_a_request_once() -> None:
     planned = pipeline.plan(form, {})
     module = pipeline.load(pipeline.emit(planned))
     requests = compile_requests(planned, module, ["sm_80", "sm_90"], ["bf16", "f32"])
-    gradients = [r for r in requests if r.module_path.endswith("_gradients.py")]
+    gradients = [r for r in requests if r.module_path.endswith(("_gradients.py", "_sums.py"))]
     requests = [r for r in requests if r not in gradients]
     assert [(r.kernel, r.label) for r in requests if r.arch == "sm_90"] == [
         ("chunk_cumsum", "bf16 f32"),
@@ -38,6 +38,7 @@ def test_every_launch_is_a_request_once() -> None:
     assert [(r.kernel, r.label) for r in gradients if r.arch == "sm_90" and "bf16" in r.label] == [
         *((kernel, "bf16") for kernel in ("segment_states", "entry_states", *walks)),
         ("token_gradients", "bf16 f32"),
+        *(("sums", label) for label in ("bf16 f32", "bf16", "bf16 f32")),  # of A and dt_bias, of B and C, of D
         *((kernel, "bf16 with z") for kernel in walks),
     ]
     cumsum = {argument.name: argument for argument in requests[0].signature}

@@ -250,6 +250,14 @@ def test_opcheck(name: str, every: int | None) -> None:
     torch.library.opcheck(module.OPERATOR._operator, in_order(module, arguments))
 
 
+def test_a_file_under_two_names() -> None:
+    """As a checkout has it where ssdgen is installed, too: defined twice, the first operator crashed the process."""
+    other = importlib.import_module("ssdgen.generated.retnet")
+    retnet = importlib.import_module("generated.retnet")
+    assert other is not retnet
+    assert other.OPERATOR._operator.name() != retnet.OPERATOR._operator.name()
+
+
 @pytest.mark.parametrize("name", ["mamba2", "retnet"])
 def test_opcheck_of_gradients(name: str) -> None:
     """The operator that a traced call's gradients are, with kernels that an emulator runs."""

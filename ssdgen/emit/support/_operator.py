@@ -65,8 +65,10 @@ class Operator:
         """The place of each input of the layer among the arguments."""
         schema = ", ".join(f"{kind} {name}" for kind, name in zip(self._kinds, self._names, strict=True))
         values = len(layer.outputs) + 2 * len(layer.states)
-        file = inspect.getfile(forward)
-        name = f"{NAMESPACE}::{layer.name}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+        # A file may be imported under two names, and one name be given to two files: a process that defines an operator
+        # twice crashes when it calls the first.
+        place = f"{forward.__module__} {inspect.getfile(forward)}"
+        name = f"{NAMESPACE}::{layer.name}_{hashlib.sha256(place.encode()).hexdigest()[:8]}"
         results = f"({', '.join(['Tensor'] * values)})"
         operator = torch.library.custom_op(name, self._run, mutates_args=(), schema=f"({schema}) -> {results}")
         operator.register_fake(self._fake)
