@@ -12,6 +12,7 @@ import typer
 from ssdgen.cli.bench import Out, bench, command_line
 from ssdgen.cli.options import Debug, Json, several
 from ssdgen.cli.output import plain_table, progress, say, show, show_table
+from ssdgen.diagnostics import UserError
 from ssdgen.files import make_folder, write
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def model(
 
     sizes = several(size, SIZES, "--size")
     there = gpu_environment(command_line())
+    if there is None and not cpu:
+        raise UserError("there is no GPU here, and --no-cpu leaves nothing to measure", "leave --no-cpu out")
     notes = () if there else ("there is no GPU here: only the CPU is measured",)
     if out is not None:
         make_folder(out)

@@ -25,10 +25,10 @@ def complete(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")],
     tokens: Annotated[int, typer.Option("-n", "--tokens", min=1, help="The most tokens to make.")] = 128,
     temperature: Annotated[
-        float, typer.Option(min=0, help="Draw tokens, the likelier the lower it is; 0 takes the likeliest.")
+        float, typer.Option(min=0, max=1e6, help="Draw tokens, the likelier the lower it is; 0 takes the likeliest.")
     ] = 0.0,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="Draw from so many likeliest only; 0: from all.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where tokenizer.json lies, if not in CHECKPOINT.")
     ] = None,
@@ -38,12 +38,20 @@ def complete(
     debug: Debug = False,
 ) -> None:
     """Continue a prompt with a Mamba-2 checkpoint, printed as it comes."""
+    from ssdgen.models.config import read_config
     from ssdgen.models.loop import Decoder
     from ssdgen.models.mamba2 import Mamba2
     from ssdgen.models.place import place
     from ssdgen.models.sampling import Sampling
     from ssdgen.models.text import Text
 
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError("the prompt is no UTF-8 text", "see that the terminal sends UTF-8") from error
+    if not checkpoint.is_dir():
+        raise UserError(f"there is no folder {checkpoint}", "name one with config.json, weights and tokenizer.json")
+    read_config(checkpoint)
     text = Text(tokenizer or checkpoint)
     ids = text.tokens(prompt)
     if not ids:
@@ -54,7 +62,7 @@ def complete(
         raise UserError(
             f"the tokenizer gives token {odd[0]}, and {checkpoint} has {model.config.vocab}", "it is another model's"
         )
-    stop = model.config.stop or text.stop
+    stop = model.config.stop or tuple(t for t in text.stop if t < model.config.vocab)
     decoder = Decoder(model, sampling=Sampling(temperature, top_k, seed), stop=stop)
     made: list[int] = []
     if not json:

@@ -74,7 +74,9 @@ def _bug(error: Exception, arguments: Sequence[str]) -> int:
         say(trace)
         return BUG
     about = f"ssdgen {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    with tempfile.NamedTemporaryFile("w", prefix="ssdgen-bug-", suffix=".txt", encoding="utf-8", delete=False) as file:
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="ssdgen-bug-", suffix=".txt", encoding="utf-8", errors="backslashreplace", delete=False
+    ) as file:
         file.write(f"{about}\nssdgen {shlex.join(arguments)}\n\n{trace}")
     say(
         f"ssdgen: this is a bug in ssdgen, not a mistake of yours: {type(error).__name__}: {error}\n"

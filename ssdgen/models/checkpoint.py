@@ -251,12 +251,14 @@ def _unpickled(file: Path) -> dict[str, Any]:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except UnpicklingError as error:
         raise UserError(
-            f"{file} holds more than tensors, and would run code if it were loaded; nothing of it was",
+            f"{file} holds more than tensors, or is damaged: to load it would be to run code, and nothing of it was run",
             f"take the checkpoint as safetensors; torch says: {_reason(error)}",
         ) from error
     except (RuntimeError, OSError, EOFError, KeyError) as error:  # what torch raises for damaged archives
         raise UserError(f"{file} cannot be read: {_reason(error)}", "it is damaged; fetch it again") from error
-    tensors = isinstance(content, dict) and all(isinstance(x, torch.Tensor) for x in content.values())
+    tensors = isinstance(content, dict) and all(
+        isinstance(name, str) and isinstance(x, torch.Tensor) for name, x in content.items()
+    )
     if not tensors:
         raise UserError(f"{file} holds no tensors by name, as a checkpoint does")
     return dict(content)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -135,14 +135,34 @@ def read_config(folder: Path) -> tuple[Config, Layout]:
     path = folder / "config.json"
     data = read_json(path)
     if data.get("model_type") == "mamba2":
-        return _transformers(_Reader(path, data), folder), "transformers"
+        return _speaking(_transformers(_Reader(path, data), folder), folder), "transformers"
     if "d_model" in data and "ssm_cfg" in data:
-        return _state_spaces(_Reader(path, data)), "state-spaces"
+        return _speaking(_state_spaces(_Reader(path, data)), folder), "state-spaces"
     found = f"of a `{data['model_type']}` model" if "model_type" in data else "of no model known here"
     raise UserError(
         f"{path} is {found}",
         'a Mamba-2 checkpoint has "model_type": "mamba2" (transformers), or "d_model" and "ssm_cfg" (state-spaces)',
     )
+
+
+def check_tokens(tokens: Iterable[object], vocab: int) -> None:
+    """ValueError for one that is no integer, or not in a vocabulary of so many."""
+    for token in tokens:
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise ValueError(f"tokens are integers, got {token!r}")
+        if not 0 <= token < vocab:
+            raise ValueError(f"token {token} is not in the vocabulary of {vocab}")
+
+
+def _speaking(config: Config, folder: Path) -> Config:
+    """`config`; UserError if it names tokens that the vocabulary lacks."""
+    named = (*config.stop, *(() if config.pad is None else (config.pad,)))
+    for token in (t for t in named if t >= config.vocab):
+        raise UserError(
+            f"{folder}: token {token}, of `eos_token_id` or `pad_token_id` there, is not in the vocabulary of {config.vocab}",
+            "see config.json and generation_config.json",
+        )
+    return config
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -153,11 +173,21 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UserError(
             f"cannot read {path}: {(error.strerror or str(error)).lower()}", "name a checkpoint's folder"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}", "the file is damaged or cut short; fetch it again") from error
     if not isinstance(data, dict):
         raise UserError(f"{path} holds no JSON object, but a {type(data).__name__}")
     return data
+
+
+MOST = 2**31 - 1
+"""Of any size in a configuration."""
+
+MOST_LAYERS = 10_000
+"""Layers of a model, at most: a damaged number must not fill the memory with names of weights."""
+
+LARGEST = 1e30
+"""Of any number there that is finite."""
 
 
 class _Reader:
@@ -170,11 +200,12 @@ class _Reader:
         found = json.dumps(self.data[key]) if key in self.data else "nothing"
         return UserError(f"{self.path}: `{self.inside}{key}` must be {expected}, got {found}")
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A positive integer."""
+    def count(self, key: str, default: int | None = None, most: int = MOST) -> int:
+        """A positive integer, `most` at most."""
         value = self.data.get(key, default)
-        if type(value) is not int or value < 1:
-            raise self.wrong(key, "a positive integer")
+        if type(value) is not int or not 1 <= value <= most:
+            large = type(value) is int and value > most
+            raise self.wrong(key, f"a positive integer{f', {most} at most' if large else ''}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -186,8 +217,8 @@ class _Reader:
     def number(self, key: str, default: float) -> float:
         """A positive, finite number."""
         value = self.data.get(key, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise self.wrong(key, "a positive number")
+        if type(value) not in (int, float) or not 0 < value <= LARGEST:
+            raise self.wrong(key, f"a positive number, {LARGEST:g} at most")
         return float(value)
 
     def limit(self, key: str) -> tuple[float, float]:
@@ -195,7 +226,8 @@ class _Reader:
         pair = self.data.get(key, [0.0, math.inf])
         values = pair if isinstance(pair, list) else []
         values = [math.inf if v in ({"__float__": "Infinity"}, "Infinity") else v for v in values]
-        if len(values) != 2 or not all(type(v) in (int, float) for v in values) or not 0 <= values[0] <= values[1]:
+        numbers = all(type(v) in (int, float) and (v <= LARGEST or v == math.inf) for v in values)
+        if len(values) != 2 or not numbers or not 0 <= values[0] <= values[1]:
             raise self.wrong(key, "two numbers, the least step and the largest")
         return float(values[0]), float(values[1])
 
@@ -241,7 +273,7 @@ def _transformers(reader: _Reader, folder: Path) -> Config:
     pad = reader.tokens("pad_token_id")
     return Config(
         width=width,
-        layers=reader.count("num_hidden_layers", 64),
+        layers=reader.count("num_hidden_layers", 64, MOST_LAYERS),
         vocab=reader.count("vocab_size", 32768),
         heads=heads,
         channels=channels,
@@ -282,7 +314,7 @@ def _state_spaces(reader: _Reader) -> Config:
     low, high = mixer.limit("dt_limit")
     return Config(
         width=width,
-        layers=reader.count("n_layer", 64),
+        layers=reader.count("n_layer", 64, MOST_LAYERS),
         vocab=-(-vocab // multiple) * multiple,
         heads=inner // channels,
         channels=channels,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ssdgen.models.config import check_tokens
 from ssdgen.models.mamba2 import AT_ONCE, Mamba2
 from ssdgen.models.sampling import Sampling, choose
 
@@ -58,9 +59,9 @@ class Decoder:
         device = model.device
         if every is None:
             every = EVERY if device.type == "cuda" else 1
-        if batch < 1 or every < 1:
-            raise ValueError(f"batch and every must be at least 1, got {batch} and {every}")
-        _check_tokens((*stop, pad), model.config.vocab)
+        if type(batch) is not int or type(every) is not int or batch < 1 or every < 1:
+            raise ValueError(f"batch and every must be integers from 1, got {batch!r} and {every!r}")
+        check_tokens((*stop, pad), model.config.vocab)
         self.model, self.batch, self.sampling, self.stop = model, batch, sampling or Sampling(), frozenset(stop)
         self.every = every
         self.cache = model.init_cache(batch)
@@ -77,17 +78,19 @@ class Decoder:
     def run(self, prompts: Sequence[Sequence[int]], most: int, at_once: int = AT_ONCE) -> Iterator[list[list[int]]]:
         """The next tokens of every row, as they come, up to its stop token, which is its last, or `most` of them.
 
-        prompts: a row each, of at least one token; rows of different lengths are padded on the left, which changes nothing
+        prompts: a row each, a sequence or a tensor, of at least one token; rows of different lengths are padded on the left,
+        which changes nothing
         at_once: prompt tokens of all rows together that are computed at once
 
         Raises ValueError for prompts that do not fit, before anything is computed.
         """
+        prompts = [p.tolist() if hasattr(p, "tolist") else p for p in prompts]
         if len(prompts) != self.batch or not all(prompts):
             raise ValueError(f"{self.batch} prompts of at least one token are wanted, got {list(map(len, prompts))}")
-        if most < 1:
-            raise ValueError(f"at least one token is to be made, got {most}")
+        if type(most) is not int or type(at_once) is not int or most < 1 or at_once < 1:
+            raise ValueError(f"most and at_once must be integers from 1, got {most!r} and {at_once!r}")
         for prompt in prompts:
-            _check_tokens(prompt, self.model.config.vocab)
+            check_tokens(prompt, self.model.config.vocab)
         return self._run(*self._rows(prompts), most, at_once)
 
     def _run(self, tokens: Tensor, padding: Tensor | None, most: int, at_once: int) -> Iterator[list[list[int]]]:
@@ -163,9 +166,3 @@ class Decoder:
     def _until_stop(self, row: list[int]) -> list[int]:
         end = next((i for i, token in enumerate(row) if token in self.stop), len(row) - 1)
         return row[: end + 1]
-
-
-def _check_tokens(tokens: Sequence[int], vocab: int) -> None:
-    wrong = [t for t in tokens if not 0 <= t < vocab]
-    if wrong:
-        raise ValueError(f"token {wrong[0]} is not in the vocabulary of {vocab}")

@@ -25,7 +25,7 @@ from torch.nn.functional import embedding, linear
 
 from ssdgen.diagnostics import UserError
 from ssdgen.generated import causal_conv, mamba2, norms, projection
-from ssdgen.models.checkpoint import open_checkpoint
+from ssdgen.models.checkpoint import open_checkpoint, stored_name
 from ssdgen.models.config import Config
 
 AT_ONCE = 8192
@@ -95,8 +95,12 @@ class Mamba2:
         """The model of a checkpoint. Raises UserError, which names the file and what is wrong with it, or says that the device
         has not memory enough."""
         checkpoint = open_checkpoint(folder)
+        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"torch finds no GPU here for device={str(device)!r}", 'load with device="cpu"')
         try:
             weights = {name: _placed(name, x, device, dtype) for name, x in checkpoint.read("pt")}
+            for name in (n for n in weights if n.endswith("A_log") and not bool(weights[n].isfinite().all())):
+                raise UserError(f"{folder}: `{stored_name(name, checkpoint.layout)}` holds numbers that are not finite")
             return cls(checkpoint.config, weights, dtype)
         except torch.OutOfMemoryError as error:
             need = checkpoint.config.parameters * dtype.itemsize / 2**30
@@ -142,6 +146,7 @@ class Mamba2:
 
         padding: [b], int64: so many tokens at the left of each row are none, and their logits mean nothing
         """
+        self._check(tokens, 2)
         cache = self.init_cache(len(tokens))
         return self._head(self._sequence(tokens, cache, _hidden(tokens, padding, 0), fresh=True))
 
@@ -154,8 +159,7 @@ class Mamba2:
         padding: [b], int64, on the model's device: so many tokens at the left of each row are none; at least one is
         at_once: tokens of all rows together that are computed at once
         """
-        if tokens.dim() != 2 or not tokens.numel():
-            raise ValueError(f"`tokens` must be [b t] and hold some, got shape {list(tokens.shape)}")
+        self._check(tokens, 2, cache)
         piece = max(1, at_once // len(tokens))
         for start in range(0, tokens.shape[1], piece):
             now = tokens[:, start : start + piece].to(self.device, non_blocking=True)
@@ -165,11 +169,23 @@ class Mamba2:
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """The logits of the token behind `tokens`[b], int64, which follow those that `cache` is behind: [b vocab]."""
+        self._check(tokens, 1, cache)
         residual, eps = self._embedded(tokens), self.config.eps
         for number, layer in enumerate(self.layers):
             self._step(layer, residual, cache.convolution[number], cache.states[number])
         logits: Tensor = projection.project(residual, self.head, norm=self.norm, eps=eps, dtype=self._wide, steady=True)
         return logits
+
+    def _check(self, tokens: Tensor, rank: int, cache: Cache | None = None) -> None:
+        """ValueError for tokens of another rank, none, of another batch than the cache, and on the CPU, where a look costs
+        nothing, out of the vocabulary."""
+        if tokens.dim() != rank or not tokens.numel():
+            axes = "[b t]" if rank == 2 else "[b]"
+            raise ValueError(f"`tokens` must be {axes} and hold some, got shape {list(tokens.shape)}")
+        if cache is not None and cache.states.shape[1] != len(tokens):
+            raise ValueError(f"`tokens` has {len(tokens)} rows, and the cache is of {cache.states.shape[1]}")
+        if not tokens.is_cuda and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.config.vocab:
+            raise ValueError(f"`tokens` holds some that are not in the vocabulary of {self.config.vocab}")
 
     def _sequence(self, tokens: Tensor, cache: Cache, hidden: Tensor | None, fresh: bool) -> Tensor:
         """What the head is applied to, [b t width]; the cache moves on. `hidden`[b t 1] is true where there is no token."""

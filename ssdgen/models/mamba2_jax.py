@@ -26,7 +26,7 @@ from jax import Array, lax
 
 from ssdgen.generated import mamba2_jax as recurrence
 from ssdgen.models.checkpoint import open_checkpoint
-from ssdgen.models.config import Config
+from ssdgen.models.config import Config, check_tokens
 
 Layer = dict[str, Array]
 """A layer's weights, in the shapes of `Config.shapes`: norm, in_proj, out_proj, dt_bias, D, and if the model has them in_bias,
@@ -232,8 +232,13 @@ class Mamba2:
         return init_cache(self.config, batch, self.dtype)
 
     def logits(self, tokens: Any) -> Array:
-        """The logits of the token behind every one of `tokens`[b t], integers: [b t vocab], float32."""
-        return scored(self.config, self.weights, jnp.asarray(tokens), precision=self.precision)
+        """The logits of the token behind every one of `tokens`[b t], integers: [b t vocab], float32. ValueError for others, for
+        none, or for some that the vocabulary lacks."""
+        given = np.asarray(tokens)
+        if given.ndim != 2 or not given.size or not np.issubdtype(given.dtype, np.integer):
+            raise ValueError(f"`tokens` must be integers [b t], got {given.dtype} {list(given.shape)}")
+        check_tokens(given.ravel().tolist(), self.config.vocab)
+        return scored(self.config, self.weights, jnp.asarray(given), precision=self.precision)
 
     def generate(
         self,
@@ -255,6 +260,7 @@ class Mamba2:
         Raises ValueError for prompts that do not fit, and for numbers out of range, before anything is computed.
         """
         tokens, padding = _rows(prompts, self.config.vocab)
+        check_tokens((*stop, pad), self.config.vocab)
         if most < 1:
             raise ValueError(f"at least one token is to be made, got {most}")
         if not 0 <= temperature < math.inf or top_k < 0:
@@ -404,11 +410,11 @@ def _random(kind: str, shape: tuple[int, ...], key: Array) -> Array:
 
 def _rows(prompts: Sequence[Sequence[int]], vocab: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
     """Prompts [b t], padded on the left, and how much padding each has; None if none has any."""
+    prompts = [p.tolist() if hasattr(p, "tolist") else p for p in prompts]
     if not prompts or not all(prompts):
         raise ValueError(f"prompts of at least one token are wanted, got {list(map(len, prompts))}")
-    wrong = [t for prompt in prompts for t in prompt if not 0 <= t < vocab]
-    if wrong:
-        raise ValueError(f"token {wrong[0]} is not in the vocabulary of {vocab}")
+    for prompt in prompts:
+        check_tokens(prompt, vocab)
     longest = max(map(len, prompts))
     padding = np.array([longest - len(p) for p in prompts], np.int32)
     tokens = np.array([[0] * (longest - len(p)) + list(p) for p in prompts], np.int32)

@@ -81,6 +81,8 @@ def test_what_fails_is_an_exit_code(ssdgen: Command, monkeypatch: pytest.MonkeyP
     assert got.code == 1
     assert "1 parts failed; the first: 130m cpu: ZeroDivisionError" in got.err
     assert ssdgen("bench", "model", "--size", "9b").code == 1
+    nothing = ssdgen("bench", "model", "--no-cpu")
+    assert (nothing.code, "leaves nothing to measure" in nothing.err) == (1, True)
 
 
 def test_the_parts_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,9 @@ def test_a_config_of_state_spaces_pads_the_vocabulary(tmp_path: Path) -> None:
         ("transformers", {"tie_word_embeddings": 1}, "`tie_word_embeddings` must be true or false, got 1"),
         ("transformers", {"quantization_config": {}}, "quantised"),
         ("transformers", {"eos_token_id": "</s>"}, "`eos_token_id` must be a token's number"),
+        ("transformers", {"num_hidden_layers": 30_000_000}, "`num_hidden_layers` must be a positive integer, 10000 at most"),
+        ("transformers", {"layer_norm_epsilon": 10**400}, "`layer_norm_epsilon` must be a positive number, 1e"),
+        ("transformers", {"time_step_limit": [0, 10**400]}, "`time_step_limit` must be two numbers"),
         ("state-spaces", {"ssm_cfg": {}}, '`ssm_cfg.layer` is "Mamba1": a Mamba-1 model'),
         ("state-spaces", {"ssm_cfg": 3}, "`ssm_cfg` must be an object, got 3"),
         ("state-spaces", {"attn_layer_idx": [1]}, "`attn_layer_idx`"),
@@ -108,6 +111,14 @@ def _edited(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path
         tensors = load_file(file)
         change(tensors)
         save_file(tensors, file)
+
+    return edit
+
+
+def _changed(**values: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
     return edit
 
@@ -188,7 +199,10 @@ def _index(weights: object) -> Callable[[Path], None]:
             _edited(lambda t: t.update({"backbone.norm_f.weight": torch.zeros(24, dtype=torch.int8)})),
             r"`backbone\.norm_f\.weight`: of dtype I8, which is no float",
         ),
+        (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json is no JSON"),
+        (_changed(eos_token_id=9999), "token 9999, of `eos_token_id` or `pad_token_id` there, is not in the vocabulary of"),
         (_bin({"x": 3}), "pytorch_model.bin holds no tensors by name"),
+        (_bin({1: torch.zeros(1)}), "pytorch_model.bin holds no tensors by name"),
         (_bin([torch.zeros(1)]), "pytorch_model.bin holds no tensors by name"),
         (lambda f: _bin(Harmful(f / "harm"))(f), "pytorch_model.bin holds more than tensors"),
         (_cut_bin, "pytorch_model.bin is no whole file of torch.save"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ssdgen.models.loop import Decoder
@@ -87,3 +88,34 @@ def test_an_empty_prompt_and_another_models_tokenizer(ssdgen: Command, folder: P
     small = write_folder(tmp_path / "small", SMALL, "transformers", random_weights(SMALL))
     got = ssdgen("complete", str(small), "z", "--tokenizer", str(folder))
     assert (got.code, "it is another model's" in got.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nosuch", "abc"), "there is no folder nosuch"),
+        (("model", "\udcff"), "the prompt is no UTF-8 text"),
+        (("model", "abc", "--temperature", "inf"), "--temperature"),
+        (("model", "abc", "--seed", "9" * 26), "--seed"),
+        (("model", "abc", "--device", "cuda"), "torch finds no GPU here"),
+    ],
+)
+def test_bad_arguments(
+    ssdgen: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    got = ssdgen("complete", *arguments)
+    assert (got.code, got.out) == (1, "")
+    assert message in got.err
+
+
+def test_weights_that_are_not_finite(ssdgen: Command, tmp_path: Path) -> None:
+    """Said with the weight's name, before anything is printed."""
+    weights = random_weights(CONFIG)
+    weights["layers.1.A_log"][0] = float("nan")
+    made = write_folder(tmp_path / "model", CONFIG, "transformers", weights)
+    write_tokenizer(made)
+    got = ssdgen("complete", str(made), "abc")
+    assert (got.code, got.out) == (1, "")
+    assert "`backbone.layers.1.mixer.A_log` holds numbers that are not finite" in got.err

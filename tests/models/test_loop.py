@@ -98,13 +98,23 @@ def test_a_seed_gives_the_same_text() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Decoder(MODEL, 0), "batch and every must be at least 1"),
-        (lambda: Decoder(MODEL, every=0), "batch and every must be at least 1, got 1 and 0"),
+        (lambda: Decoder(MODEL, 0), "batch and every must be integers from 1"),
+        (lambda: Decoder(MODEL, 1.5), "batch and every must be integers from 1, got 1.5"),
+        (lambda: Decoder(MODEL, every=0), "batch and every must be integers from 1, got 1 and 0"),
+        (lambda: Decoder(MODEL, stop=[1.5]), "tokens are integers, got 1.5"),
         (lambda: Decoder(MODEL, stop=[40]), "token 40 is not in the vocabulary of 40"),
         (lambda: Decoder(MODEL).run([[1, 40]], 3), "token 40 is not in the vocabulary of 40"),
         (lambda: Decoder(MODEL).run([[]], 3), "1 prompts of at least one token are wanted"),
         (lambda: Decoder(MODEL).run([[1], [2]], 3), "1 prompts of at least one token"),
-        (lambda: Decoder(MODEL).run([[1]], 0), "at least one token is to be made, got 0"),
+        (lambda: Decoder(MODEL).run([[1]], 0), "most and at_once must be integers from 1, got 0"),
+        (lambda: Decoder(MODEL).run([[1]], 3, at_once=-1), "most and at_once must be integers from 1, got 3 and -1"),
+        (
+            lambda: MODEL.prefill(torch.ones(1, 2, dtype=torch.int64), MODEL.init_cache(2)),
+            "1 rows, and the cache is of 2",
+        ),
+        (lambda: MODEL.step(torch.ones(2, dtype=torch.int64), MODEL.init_cache(1)), "2 rows, and the cache is of 1"),
+        (lambda: MODEL.logits(torch.ones(2, dtype=torch.int64)), r"must be \[b t\] and hold some, got shape \[2\]"),
+        (lambda: MODEL.logits(torch.full((1, 2), 40)), "not in the vocabulary of 40"),
         (lambda: Sampling(-1.0), "temperature must be a number from 0"),
         (lambda: Sampling(math.nan), "temperature"),
         (lambda: Sampling(1.0, -1), "top_k must be an integer from 0"),
@@ -114,3 +124,8 @@ def test_bad_calls(call: Any, message: str) -> None:
     """Said by the call itself, not at the first token."""
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_prompts_may_be_tensors() -> None:
+    rows = [[1, 2], [3, 4]]
+    assert list(Decoder(MODEL, 2).run(torch.tensor(rows), 3)) == list(Decoder(MODEL, 2).run(rows, 3))

@@ -139,10 +139,17 @@ def test_bad_calls_are_named(tiny: Mamba2) -> None:
     for arguments, message in (
         (([[1], []], 3), "prompts of at least one token"),
         (([[24]], 3), "token 24 is not in the vocabulary of 24"),
+        (([[1.7]], 3), "tokens are integers, got 1.7"),
         (([[1]], 0), "at least one token is to be made, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             tiny.generate(*arguments)
+    with pytest.raises(ValueError, match="token 9999 is not in the vocabulary of 24"):
+        tiny.generate([[1]], 3, stop=(9999,))
+    with pytest.raises(ValueError, match="token -1 is not in the vocabulary of 24"):
+        tiny.logits([[1, -1]])
+    with pytest.raises(ValueError, match=r"must be integers \[b t\], got int64 \[2\]"):
+        tiny.logits([1, 2])
     with pytest.raises(ValueError, match="float32 or bfloat16, not in float16"):
         Mamba2(TINY, {}, jnp.dtype("float16"))
 
