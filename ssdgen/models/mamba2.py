@@ -74,8 +74,7 @@ class Mamba2:
 
     def __init__(self, config: Config, weights: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
         shapes = config.shapes()
-        if dtype not in DTYPES:
-            raise ValueError(f"a model computes in one of {', '.join(map(str, DTYPES))}, not in {dtype}")
+        _check_dtype(dtype)
         if weights.keys() != shapes.keys():
             odd = sorted(weights.keys() ^ shapes.keys())
             raise ValueError(f"weights missing or unknown: {', '.join(odd)}")
@@ -94,6 +93,7 @@ class Mamba2:
     def load(cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Mamba2:
         """The model of a checkpoint. Raises UserError, which names the file and what is wrong with it, or says that the device
         has not memory enough."""
+        _check_dtype(dtype)
         checkpoint = open_checkpoint(folder)
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"torch finds no GPU here for device={str(device)!r}", 'load with device="cpu"')
@@ -280,6 +280,11 @@ class Mamba2:
 def _in_parts(x: Tensor, parts: int) -> Tensor:
     """x[... d] as [... parts d/parts], a view."""
     return x.view(*x.shape[:-1], parts, -1)
+
+
+def _check_dtype(dtype: object) -> None:
+    if dtype not in DTYPES:
+        raise ValueError(f"a model computes in one of {', '.join(map(str, DTYPES))}, not in {dtype!r}")
 
 
 def _placed(name: str, x: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:

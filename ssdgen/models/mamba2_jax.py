@@ -199,8 +199,7 @@ class Mamba2:
         precision: Any = lax.Precision.HIGHEST,
     ) -> None:
         shapes = config.shapes()
-        if dtype not in DTYPES:
-            raise ValueError(f"a model computes in float32 or bfloat16, not in {dtype}")
+        dtype = _known(dtype)
         if weights.keys() != shapes.keys():
             raise ValueError(f"weights missing or unknown: {', '.join(sorted(weights.keys() ^ shapes.keys()))}")
         for name, shape in shapes.items():
@@ -212,7 +211,7 @@ class Mamba2:
     @classmethod
     def load(cls, folder: str | Path, dtype: Any = jnp.float32, precision: Any = lax.Precision.HIGHEST) -> Mamba2:
         """The model of a checkpoint. Raises UserError, which names the file and what is wrong with it."""
-        checkpoint = open_checkpoint(folder)
+        dtype, checkpoint = _known(dtype), open_checkpoint(folder)
         weights = {name: _placed(name, x, dtype) for name, x in checkpoint.read("flax")}
         return cls(checkpoint.config, weights, dtype, precision)
 
@@ -371,6 +370,14 @@ def _added(residual: Array, update: Array) -> Array:
 
 def _head(weights: Weights, u: Array, precision: Any) -> Array:
     return _linear(u, weights.get("head", weights["embedding"]), None, precision)
+
+
+def _known(dtype: Any) -> Any:
+    """One of DTYPES, also by its name; ValueError for another."""
+    for known in DTYPES:
+        if dtype in (known, jnp.dtype(known), jnp.dtype(known).name):
+            return known
+    raise ValueError(f"a model computes in float32 or bfloat16, not in {dtype}")
 
 
 def _placed(name: str, x: Any, dtype: Any) -> Array:

@@ -152,6 +152,7 @@ def test_bad_calls_are_named(tiny: Mamba2) -> None:
         tiny.logits([1, 2])
     with pytest.raises(ValueError, match="float32 or bfloat16, not in float16"):
         Mamba2(TINY, {}, jnp.dtype("float16"))
+    assert Mamba2.random(TINY, "bfloat16").dtype == jnp.bfloat16
 
 
 def test_the_loop_lowers_for_every_platform(tiny: Mamba2) -> None:
