@@ -23,6 +23,7 @@ from ssdgen.models.peer import Transformers
 from ssdgen.models.sampling import Sampling, choose
 from ssdgen.run.bench.measure import described
 from ssdgen.run.bench.rows import Environment, Spread
+from ssdgen.run.tune.worker import captured
 
 PROMPT, PREFILL, MADE, EAGER = 16, 4096, 256, 32
 """Tokens: of a prompt before decoding, of a prefill, made in a round, made in a round with each read back."""
@@ -330,16 +331,4 @@ def _launched(call: Callable[[], object]) -> Callable[[], float]:
 
 def _captured(call: Callable[[], object]) -> Callable[[], float]:
     """The same of a call captured as a CUDA graph; it runs once before."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = call()
-
-    def replay(keep: object = kept) -> None:
-        graph.replay()
-
-    return _launched(replay)
+    return _launched(captured(call))

@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import functools
 import importlib
-import importlib.metadata
 import json
 import platform
 import subprocess
@@ -34,6 +33,7 @@ from jax import Array, lax
 from ssdgen.diagnostics import UserError
 from ssdgen.models.config import SIZES, Config
 from ssdgen.models.mamba2_jax import CHUNK, ROOM, Mamba2, decoded, prefilled
+from ssdgen.run.bench.environment import version
 
 TOKENS = 4096
 """Tokens of the prompt."""
@@ -207,12 +207,7 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
     }
-    for name in ("jax", "jaxlib", "flax", PEER):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "absent"
-    return found
+    return found | {name: version(name) for name in ("jax", "jaxlib", "flax", PEER)}
 
 
 def text(row: Row) -> str:

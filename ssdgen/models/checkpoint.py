@@ -61,7 +61,7 @@ class Checkpoint:
         framework: arrays of torch ("pt"), of jax ("flax") or of numpy ("np", which has no bfloat16: those are widened to
         float32); of .bin files, numpy's also for "flax"
 
-        One file is open at a time, one weight of it in memory.
+        One file is open at a time, one weight of it in memory. Raises UserError for a decay that is not finite.
         """
         by_file: dict[Path, list[str]] = defaultdict(list)
         for name, stored in self.weights.items():
@@ -69,6 +69,11 @@ class Checkpoint:
         shapes = self.config.shapes()
         for file, names in by_file.items():
             for name, array in _arrays(file, {name: self.weights[name] for name in names}, framework):
+                if name.endswith(".A_log") and not bool((array - array == 0).all()):
+                    raise UserError(
+                        f"{file}: `{self.weights[name].key}` holds numbers that are not finite",
+                        "it is damaged; fetch it again",
+                    )
                 yield name, array.reshape(shapes[name])
 
 

@@ -38,8 +38,8 @@ def environment(command: str) -> Environment:
         driver=_driver(),
         cuda=str(torch.version.cuda),
         torch=torch.__version__,
-        triton=_version("triton"),
-        cuda_tile=_version("cuda-tile"),
+        triton=version("triton"),
+        cuda_tile=version("cuda-tile"),
         python=platform.python_version(),
         date=time.strftime("%Y-%m-%d"),
         command=command,
@@ -74,7 +74,8 @@ def _seconds(work: Callable[[], object], repeats: int = 10) -> float:
     return float(median(times))
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """The version of an installed package; "none" if it is not."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

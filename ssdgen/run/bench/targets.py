@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 
 from ssdgen.diagnostics import UserError
-from ssdgen.run.bench.environment import need_gpu
+from ssdgen.run.bench.environment import need_gpu, version
 from ssdgen.run.bench.ours import runtime_of
 from ssdgen.run.bench.shapes import SHAPES, Shape, read_shape
 from ssdgen.run.bench.truth import case_of, errors, mamba2_truth, of_call
@@ -152,12 +151,7 @@ def _wait(values: Values) -> None:
 def environment() -> dict[str, str]:
     """What rows are measured on."""
     found = {"device": torch.cuda.get_device_name(), "python": platform.python_version(), "torch": torch.__version__}
-    for name in ("cuda-tile", "jax"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "absent"
-    return found
+    return found | {name: version(name) for name in ("cuda-tile", "jax")}
 
 
 def text(row: Row) -> str:

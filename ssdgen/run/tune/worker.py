@@ -158,7 +158,7 @@ def _bound(setup: Setup, config: Any) -> float:
     return 2 * max(BOUNDS[name] for name in (setup.case.dtype, *products))
 
 
-def captured(call: Callable[[], tuple[torch.Tensor, ...]]) -> Callable[[], None]:
+def captured(call: Callable[[], object]) -> Callable[[], None]:
     """The replay of a CUDA graph of `call`, which has run before; it keeps all that the graph needs."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
