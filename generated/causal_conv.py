@@ -154,14 +154,7 @@ def steps(
     activation: Activation | None = None, state_indices: Tensor | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The convolution of the next few tokens, x[b t d]: y[b t d]. Otherwise as `step`, which is this for one token."""
-    size, _ = _packed.check(LAYER, {"x": x, "weight": weight, "bias": bias}, {"cache": None}, {}, (None, None, None))
-    kept = _check_width(weight) - 1
-    silu = _check_activation(activation)
-    if state_indices is None:
-        _check_like("cache", cache, x, ("b", "d", "w-1"), (size["b"], size["d"], kept))
-    else:
-        _check_like("cache", cache, x, ("slots", "d", "w-1"), (None, size["d"], kept))
-        _check_indices(state_indices, x, cache)
+    silu = _checked_steps(cache, x, weight, bias, activation, state_indices)
     if out is not None:
         _check_like("out", out, x, ("b", "t", "d"), x.shape)
     if _wants_gradient(x, weight, bias, cache, out):
@@ -178,6 +171,13 @@ def steps(
         _rt.check_kernels(LAYER.name, (x,))
         _conv.launch_roll(cache, x, weight, bias, silu, state_indices, y)
     return y
+
+
+def check_step(cache: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> bool:
+    """Check the arguments of a `step` of x[b d]; whether the activation is silu."""
+    silu = _checked_steps(cache, x.unsqueeze(1), weight, bias, activation, None)
+    _conv.check_reach("cache", cache)
+    return silu
 
 
 def init_cache(
@@ -238,6 +238,21 @@ def _portable_steps(
     rows = (state_indices >= 0).nonzero()[:, 0]
     slots = state_indices[rows]
     y[rows], cache[slots] = _portable(x[rows], weight, bias, cache[slots], silu)
+
+
+def _checked_steps(
+    cache: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, state_indices: Tensor | None
+) -> bool:
+    """Check the arguments of `steps`; whether the activation is silu."""
+    size, _ = _packed.check(LAYER, {"x": x, "weight": weight, "bias": bias}, {"cache": None}, {}, (None, None, None))
+    kept = _check_width(weight) - 1
+    silu = _check_activation(activation)
+    if state_indices is None:
+        _check_like("cache", cache, x, ("b", "d", "w-1"), (size["b"], size["d"], kept))
+    else:
+        _check_like("cache", cache, x, ("slots", "d", "w-1"), (None, size["d"], kept))
+        _check_indices(state_indices, x, cache)
+    return silu
 
 
 def _runs_kernels(x: Tensor, *others: Tensor | None) -> bool:

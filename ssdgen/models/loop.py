@@ -66,9 +66,10 @@ class Decoder:
         self.every = every
         self.cache = model.init_cache(batch)
         self._generator = torch.Generator(device).manual_seed(self.sampling.seed)
-        self._stop = torch.tensor(sorted(self.stop), dtype=torch.int64, device=device)
+        self._stops = torch.zeros(model.config.vocab, dtype=torch.bool)
+        self._stops[list(self.stop)] = True
+        self._stops = self._stops.to(device)
         self._pad = torch.tensor(pad, device=device)
-        self._token = torch.zeros(batch, dtype=torch.int64, device=device)
         self._ended = torch.zeros(batch, dtype=torch.bool, device=device)
         self._recent = torch.zeros((batch, self.every), dtype=torch.int64, device=device)
         pinned = device.type == "cuda"
@@ -96,7 +97,7 @@ class Decoder:
     def _run(self, tokens: Tensor, padding: Tensor | None, most: int, at_once: int) -> Iterator[list[list[int]]]:
         self.cache.reset()
         self._ended.zero_()
-        self._take(self.model.prefill(tokens, self.cache, padding, at_once), 0)
+        self._take(self.model.prefill(tokens, self.cache, padding, at_once), self.every - 1)
         chunks = self._chunks(most)
         ahead: Chunk | None = None
         running, left = set(range(self.batch)), most
@@ -112,34 +113,35 @@ class Decoder:
 
     def _chunks(self, most: int) -> Iterator[Chunk]:
         """The token that the prefill gave, then `every` at a time; each chunk is queued when it is asked for."""
-        yield self._on_its_way(self._seen[0], 1)
+        yield self._on_its_way(self._seen[0], self.every - 1)
         for number in range(1, 1 + -(-(most - 1) // self.every)):
             if self._graph is not None:
                 self._graph.replay()
             else:
                 self._advance()
-            yield self._on_its_way(self._seen[number % 2], self.every)
+            yield self._on_its_way(self._seen[number % 2], 0)
 
-    def _on_its_way(self, seen: Tensor, count: int) -> Chunk:
-        """The first `count` of the recent tokens; all are copied, since only what is contiguous is copied without waiting."""
+    def _on_its_way(self, seen: Tensor, first: int) -> Chunk:
+        """The recent tokens from place `first` on; all are copied, since only what is contiguous is copied without waiting."""
         seen.copy_(self._recent, non_blocking=True)
         if not self._recent.is_cuda:
-            return Chunk(seen[:, :count], lambda: None)
+            return Chunk(seen[:, first:], lambda: None)
         there = torch.cuda.Event()  # type: ignore[no-untyped-call]
         there.record(torch.cuda.current_stream(self.model.device))
-        return Chunk(seen[:, :count], there.synchronize)
+        return Chunk(seen[:, first:], there.synchronize)
 
     def _advance(self) -> None:
         """The next `every` tokens of all rows, on the device."""
         for place in range(self.every):
-            self._take(self.model.step(self._token, self.cache), place)
+            self._take(self.model.step(self._recent[:, place - 1], self.cache), place)
 
     def _take(self, logits: Tensor, place: int) -> None:
         """Choose the tokens behind logits[b vocab], and note them and which rows they end."""
         token = choose(logits, self.sampling, self._generator)
-        torch.where(self._ended, self._pad, token, out=self._token)
-        self._ended |= (self._token[:, None] == self._stop).any(1)
-        self._recent[:, place].copy_(self._token)
+        if self.stop:
+            token = torch.where(self._ended, self._pad, token)
+            self._ended |= self._stops[token]
+        self._recent[:, place].copy_(token)
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         """`_advance` as a CUDA graph. It runs once before, so that nothing is compiled or searched within."""
@@ -147,7 +149,7 @@ class Decoder:
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                self._take(self.model.step(self._token, self.cache), 0)
+                self._take(self.model.step(self._recent[:, 0], self.cache), 0)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             graph.register_generator_state(self._generator)

@@ -221,10 +221,12 @@ class Mamba2:
     def _step(self, layer: LayerWeights, residual: Tensor, conv: Tensor, state: Tensor) -> None:
         """A layer for one token of each row: its result is added to residual[b width]."""
         c = self.config
-        z, xBC, dt = self._split(
-            projection.project(residual, layer.in_proj, layer.in_bias, norm=layer.norm, eps=c.eps, steady=True)
-        )
-        x, B, C = self._vectors(causal_conv.step(conv, xBC, layer.conv, layer.conv_bias, activation="silu"))
+        projected, convolved = projection.project_and_convolve(
+            residual, layer.in_proj, layer.in_bias, conv, layer.conv, layer.conv_bias, first=c.inner, activation="silu",
+            norm=layer.norm, eps=c.eps, steady=True,
+        )  # fmt: skip
+        z, _, dt = self._split(projected)
+        x, B, C = self._vectors(convolved)
         y = mamba2.step(state, x, dt, layer.A, B, C, **self._gated(layer, z)).flatten(1)
         norm = layer.gated_norm
         if norm is not None and (c.norm_before_gate or c.norm_groups > 1):

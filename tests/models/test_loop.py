@@ -63,7 +63,7 @@ def test_ended_rows_are_masked_where_they_are() -> None:
     free = rows_of(Decoder(MODEL, 2), PROMPTS[:2], 6)
     decoder = Decoder(MODEL, 2, stop=(free[0][1],), pad=1)
     list(decoder.run(PROMPTS[:2], 6))
-    assert decoder._token[0] == 1
+    assert decoder._recent[0, -1] == 1
     assert decoder._ended.tolist() == [True, free[0][1] in free[1]]
 
 

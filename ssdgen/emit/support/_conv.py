@@ -158,7 +158,7 @@ def launch_roll(
 ) -> None:
     """Launch `roll` on tensors that hold something; the cache and y[b t d] are written. Allocates nothing."""
     _check_written(y, x)
-    _check_reach("cache", cache)
+    check_reach("cache", cache)
     x, weight = _rt.indexable(x), _rt.indexable(weight)
     width = weight.shape[1]
     for start in range(0, x.shape[1], MOST_STEPS):
@@ -190,10 +190,11 @@ def _check_written(y: Tensor, x: Tensor) -> None:
     """Blocks write y while others read x; and what is written in place cannot be copied to where 32-bit indices reach it."""
     if y.data_ptr() == x.data_ptr():
         raise ValueError("causal_conv: `out` is the memory of `x`, which kernels still read while they write")
-    _check_reach("out", y)
+    check_reach("out", y)
 
 
-def _check_reach(name: str, value: Tensor) -> None:
+def check_reach(name: str, value: Tensor) -> None:
+    """Check that int32 reaches what is written in place."""
     reach = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
     if reach > _rt.LIMIT:
         raise ValueError(f"causal_conv: the strides of `{name}`, {value.stride()}, reach beyond 2**31 - 1 elements")
