@@ -125,6 +125,14 @@ def test_the_convolution_of_a_token(name: str, b: int, first: int, d: int, w: in
         torch.testing.assert_close(caches[1], caches[0], rtol=0, atol=0)
 
 
+def test_a_convolution_is_a_launch_of_its_own_where_blocks_wait_for_others() -> None:
+    """13,056 rows are 1,632 blocks of 8, of which 528 run at once on a GPU of 132 multiprocessors."""
+    x, weight, taps = torch.randn(1, 32), torch.randn(13056, 32), torch.randn(6, 4)
+    with emulation() as run, path("emulation"):
+        project_and_convolve(x, weight, None, torch.zeros(1, 6, 3), taps, first=20)
+    assert run.launches == ["multiply_row", "roll"]
+
+
 TAPS = {"cache": torch.zeros(1, 2, 3), "taps": torch.ones(2, 4), "first": 1}
 
 

@@ -67,7 +67,8 @@ def project_and_convolve(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """y[b o] of `project`, of the dtype of `weight`, and c[b d]: the convolution of one token of those from output `first` on.
 
-    What y has in these d places is unspecified: in a single launch, c is a view of them.
+    What y has in these d places is unspecified: in a single launch, of a row whose product a GPU computes at once, c is a view
+    of them.
 
     cache: [b d w-1], the dtype of `weight`, rolls on in place; taps: [d w]; taps_bias: [d]; activation: "silu" or None: as of
     `causal_conv.step`. first: 0 to o - d. The others, and errors, are as of `project` and of that.
@@ -79,7 +80,7 @@ def project_and_convolve(
     o, d = len(weight), len(taps)
     if not 0 <= first <= o - d:
         raise ValueError(f"{NAME}: `first` must be 0 to {o - d}, for {d} of {o} outputs to begin there, got {first!r}")
-    if _runs_kernels(x, weight, bias, norm, cache, taps, taps_bias):
+    if _runs_kernels(x, weight, bias, norm, cache, taps, taps_bias) and _projection.at_once(x, weight):
         y = torch.empty((1, o), dtype=weight.dtype, device=x.device)
         c = y[:, first : first + d]
         silu = causal_conv.check_step(cache, c, taps, taps_bias, activation)
