@@ -91,7 +91,10 @@ def tune(
 
 @app.command()
 def warm(
-    modules: Annotated[list[str], typer.Argument(metavar="MODULE...", help="Emitted modules: files or import names.")],
+    modules: Annotated[
+        list[str],
+        typer.Argument(metavar="MODULE...", help="Emitted modules: files or import names; or folders of checkpoints."),
+    ],
     shape: Shapes = None,
     dtype: Annotated[str, typer.Option(help="Dtypes of the inputs, by commas.")] = "bf16",
     arch: Annotated[str | None, typer.Option(help="For this architecture instead of the GPU here.")] = None,
@@ -103,7 +106,7 @@ def warm(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compile all that modules launch, so that first calls are fast."""
+    """Compile all that modules, or whole models, launch, so that first calls are fast."""
     from ssdgen.run.warm import ALSO
 
     shapes = shapes_of(shape)

@@ -95,16 +95,19 @@ def measured(
 
 
 def gpu_parts(sizes: Iterable[str], rounds: int, peers: bool = True) -> Iterator[Part]:
-    """The parts for models of these sizes on the current GPU; a model is made by its first part, and freed when the one behind
+    """The parts for models of these sizes on the current GPU: for each what is aimed at, then for each the rest, so that a run
+    whose time is up has a row of every size. A model is made by the first part that needs it, and freed when the one behind
     its last is asked for."""
-    for name in sizes:
-        subject = OnGpu(name, SIZES[name], rounds)
-        for part in (subject.decode, subject.prefill, subject.pieces, subject.waits_for_nothing, subject.memory):
-            yield name, part.__name__.replace("_", " "), part
-        subject.free()
-        yield name, "xla", partial(through_xla, name)
-        if peers:
-            yield name, "transformers", partial(theirs, name, SIZES[name], rounds)
+    subjects = [OnGpu(name, SIZES[name], rounds) for name in sizes]
+    for parts in (OnGpu.decode, OnGpu.prefill), (OnGpu.pieces, OnGpu.waits_for_nothing, OnGpu.memory):
+        for subject in subjects:
+            for part in parts:
+                yield subject.name, part.__name__.replace("_", " "), partial(part, subject)
+            subject.free()
+    for subject in subjects:
+        yield subject.name, "xla", partial(through_xla, subject.name)
+    for subject in subjects if peers else ():
+        yield subject.name, "transformers", partial(theirs, subject.name, subject.config, rounds)
 
 
 @dataclass

@@ -129,9 +129,9 @@ def _matched(folder: Path, config: Config, layout: Layout, found: Mapping[str, S
         if len(shape) == 2 and key.endswith(".D"):
             in_file = (shape[0] * shape[1],)
         if stored.shape != in_file:
-            wrong[f"{list(stored.shape)} instead of {list(in_file)}"].append(key)
+            wrong[f"{list(stored.shape)} instead of {list(in_file)} in {stored.file.name}"].append(key)
         elif stored.dtype not in FLOATS:
-            wrong[f"of dtype {stored.dtype}, which is no float"].append(key)
+            wrong[f"of dtype {stored.dtype}, which is no float, in {stored.file.name}"].append(key)
     if wrong:
         parts = [f"{_listed(keys)}: {what}" for what, keys in wrong.items()]
         raise UserError(f"weights in {folder} do not fit its config.json; {'; '.join(parts)}")

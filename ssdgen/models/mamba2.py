@@ -91,9 +91,13 @@ class Mamba2:
 
     @classmethod
     def load(cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Mamba2:
-        """The model of a checkpoint. Raises UserError, which names the file and what is wrong with it, or says that the device
-        has not memory enough."""
+        """The model of a checkpoint.
+
+        Raises UserError, which names the file and what is wrong with it, or says that the device has not memory enough;
+        ValueError for a device or a dtype that is none.
+        """
         _check_dtype(dtype)
+        _check_device(device)
         checkpoint = open_checkpoint(folder)
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"torch finds no GPU here for device={str(device)!r}", 'load with device="cpu"')
@@ -285,6 +289,15 @@ def _in_parts(x: Tensor, parts: int) -> Tensor:
 def _check_dtype(dtype: object) -> None:
     if dtype not in DTYPES:
         raise ValueError(f"a model computes in one of {', '.join(map(str, DTYPES))}, not in {dtype!r}")
+
+
+def _check_device(device: torch.device | str) -> None:
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"a model runs on a device that torch knows, such as cpu or cuda, not on {device!r}"
+        ) from error
 
 
 def _placed(name: str, x: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:

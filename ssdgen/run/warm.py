@@ -1,4 +1,5 @@
-"""Compiling, before the first call, all that a deployment launches: every variant and class of shape of an emitted module.
+"""Compiling, before the first call, all that a deployment launches: every variant and class of shape of an emitted module, or
+what a whole model launches.
 
 `cuda.tile` keeps compiled kernels on disk (`CUDA_TILE_CACHE_DIR`). Their key is made from the kernel's code with the path and
 lines of its file, the class of every argument, the hints and the architecture, so what is compiled here from the module
@@ -44,6 +45,7 @@ from ssdgen.run.tune.compile import Compiler
 from ssdgen.run.tune.device import H200, Device, assumed, here
 from ssdgen.run.tune.remote import Died, Remote, serve
 from ssdgen.run.warm_conv import conv_sizes, convolved, is_convolution
+from ssdgen.run.warm_model import model_requests
 
 BATCH, TOKENS, HEADS = 2, 4096, 8
 """The shape that is warmed if none is asked for, beside the sizes that the module declares."""
@@ -83,8 +85,8 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """What was done for one module: its kernels, the calls they are for, and, where there is a GPU, how many seconds the
-    first call of a fresh process took more than the second, or what kept it from that.
+    """What was done for one module or model: its kernels, the calls they are for, and, where there is a GPU, how many seconds
+    the first call of a fresh process took more than the second, or what kept it from that.
     """
 
     path: Path
@@ -97,11 +99,14 @@ class Warmed:
 
 
 def module_path(target: str) -> Path:
-    """The file of an emitted module: a path to it, or a dotted name that can be imported (`generated.mine`).
+    """The file of an emitted module: a path to it, or a dotted name that can be imported (`generated.mine`); or the folder
+    of a model's checkpoint.
 
-    Raises UserError for what is neither, and for a spec, whose module has no place yet.
+    Raises UserError for what is none of them, and for a spec, whose module has no place yet.
     """
     path = Path(target)
+    if (path / "config.json").is_file():
+        return path.resolve()
     if path.suffix == ".ssd":
         hint = f"ssdgen generate {target} -o DIR, then ssdgen warm DIR/{path.stem}.py"
         raise UserError(f"{target} is a spec: compiled kernels belong to the file of a module", hint)
@@ -116,7 +121,10 @@ def module_path(target: str) -> Path:
             continue
         if found is not None and found.origin is not None and Path(found.origin).is_file():
             return Path(found.origin).resolve()
-    raise UserError(f"`{target}` is no emitted module", "name its file, or what a program imports it as")
+    raise UserError(
+        f"`{target}` is no emitted module and no checkpoint",
+        "name a module's file, what a program imports it as, or a folder with a config.json",
+    )
 
 
 def warm(
@@ -132,23 +140,32 @@ def warm(
     input absent and present, tokens of every class, with the configurations that it would choose, for this GPU or for `arch`,
     of which one with the multiprocessors of an H200 is assumed. `also` says what beside `forward` and `step` is compiled.
 
+    Of a folder with a checkpoint it is what the model launches, for prompts and steps of `shapes`; it is not called then.
+
     `heard` is told of each kernel, how many are done and how many there are. Raises UserError if the cache is off, or for
     a shape that the module refuses.
     """
-    module = _loaded(path)
+    module = None if path.is_dir() else _loaded(path)
     cache = cuda_tile_cache()
     if cache is None:
         raise UserError("the cache of cuda.tile is off, so nothing could be kept", "unset CUDA_TILE_CACHE_DIR")
     for folder in (*reversed(cache.parents), cache):
         make_folder(folder)
     has_gpu = torch.cuda.is_available()
-    if not has_gpu and arch is None:
-        raise UserError("there is no GPU here to warm the cache for", "name the one of the deployment: --arch sm_90")
     device = here() if has_gpu else H200
     if arch is not None and arch != device.arch:
         device = replace(device, arch=arch, name=f"a GPU of {arch} with {device.multiprocessors} multiprocessors")
-    wanted = _of_convolution if is_convolution(module) else _of_module
-    calls, requests = wanted(module, shapes, dtypes, device, also)
+    calls: list[Call] = []
+    if module is None:
+        if also:
+            raise UserError(f"{path} is a model, of which nothing else is compiled", "leave --also out")
+        count, requests = model_requests(path, shapes, dtypes, device, near, TOKENS)
+    else:
+        wanted = _of_convolution if is_convolution(module) else _of_module
+        calls, requests = wanted(module, shapes, dtypes, device, also)
+        count = len(calls)
+    if not has_gpu and arch is None:
+        raise UserError("there is no GPU here to warm the cache for", "name the one of the deployment: --arch sm_90")
     kernels: list[Kernel] = []
     with Compiler(device.arch, jobs, cache, TIMEOUT) as compiler:
         for place, (answer,) in compiler.compiled([(request,) for request in requests]):
@@ -159,11 +176,11 @@ def warm(
             kernels.append(kernel)
             heard(kernel, len(kernels), len(requests))
     extra, problem = None, ""
-    if has_gpu and arch is None:
+    if has_gpu and arch is None and calls:
         _, problem = _launched_really(path, calls, PROCESSES)
         extra, again = _launched_really(path, calls[:1], 1)
         problem = problem or again
-    return Warmed(path, device, cache, len(calls), tuple(kernels), extra, problem)
+    return Warmed(path, device, cache, count, tuple(kernels), extra, problem)
 
 
 def _of_module(
@@ -278,11 +295,13 @@ def stepped(module: ModuleType, call: StepCall, device: Device) -> tuple[Compile
 
 
 def near(tokens: int) -> tuple[int, ...]:
-    """Lengths of every class, those of long sequences about `tokens`: a multiple of 16 or not, chunks a multiple of 16 or
-    not, one chunk, one token. `tokens` itself is the first.
+    """Lengths of every class, those of long sequences about `tokens`: chunks a multiple of 16 or not, or one; in each a
+    multiple of 16, or of 8, 4, 2 or 1 at most, since a stride of so many rows may be one of 16 where the length is none; and
+    one token. `tokens` itself is the first.
     """
     whole = max(1, round(tokens / PERIOD)) * PERIOD
-    return tuple(dict.fromkeys((tokens, whole, whole - 1, whole + 128, whole + 127, SHORT, SHORT - 1, 1)))
+    each = (end - less for end in (whole, whole + 128, SHORT) for less in (0, 8, 4, 2, 1))
+    return tuple(dict.fromkeys((tokens, *each, 1)))
 
 
 def _forms(module: ModuleType) -> list[tuple[tuple[str, int], ...]]:

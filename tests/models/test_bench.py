@@ -144,4 +144,12 @@ def test_through_xla(monkeypatch: pytest.MonkeyPatch) -> None:
         ("mamba2-jax, float32", None, "not installed"),
         ("mamba2-jax, float32", None, "not installed"),
     ]
-    assert "xla" in [part for _, part, _ in bench.gpu_parts(["130m"], 1)]
+
+
+def test_every_size_has_a_row_before_one_has_all() -> None:
+    """Where the time ends a run early, what is aimed at has been measured of each."""
+    parts = [(name, part) for name, part, _ in bench.gpu_parts(["130m", "2.7b"], 1)]
+    aims = [(name, part) for name in ("130m", "2.7b") for part in ("decode", "prefill")]
+    assert parts[:4] == aims
+    assert parts[-4:] == [(name, part) for part in ("xla", "transformers") for name in ("130m", "2.7b")]
+    assert len(parts) == len(set(parts)) == 14

@@ -193,11 +193,11 @@ def _index(weights: object) -> Callable[[Path], None]:
         ),
         (
             _edited(lambda t: t.update({"backbone.norm_f.weight": torch.zeros(25)})),
-            r"do not fit .*; `backbone\.norm_f\.weight`: \[25\] instead of \[24\]",
+            r"do not fit .*; `backbone\.norm_f\.weight`: \[25\] instead of \[24\] in model\.safetensors",
         ),
         (
             _edited(lambda t: t.update({"backbone.norm_f.weight": torch.zeros(24, dtype=torch.int8)})),
-            r"`backbone\.norm_f\.weight`: of dtype I8, which is no float",
+            r"`backbone\.norm_f\.weight`: of dtype I8, which is no float, in model\.safetensors",
         ),
         (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json is no JSON"),
         (_changed(eos_token_id=9999), "token 9999, of `eos_token_id` or `pad_token_id` there, is not in the vocabulary of"),

@@ -112,6 +112,7 @@ def test_a_seed_gives_the_same_text() -> None:
             lambda: MODEL.prefill(torch.ones(1, 2, dtype=torch.int64), MODEL.init_cache(2)),
             "1 rows, and the cache is of 2",
         ),
+        (lambda: Mamba2.load("nowhere", device="nonsense"), "on a device that torch knows, .* not on 'nonsense'"),
         (lambda: Mamba2.load("nowhere", dtype="bf16"), "a model computes in one of torch.float32, .* not in 'bf16'"),
         (lambda: MODEL.step(torch.ones(2, dtype=torch.int64), MODEL.init_cache(1)), "2 rows, and the cache is of 1"),
         (lambda: MODEL.logits(torch.ones(2, dtype=torch.int64)), r"must be \[b t\] and hold some, got shape \[2\]"),

@@ -125,8 +125,8 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 def at_once(x: Tensor, weight: Tensor) -> bool:
     """Whether a GPU has room for all blocks of a call at the same time.
 
-    Only then is a convolution within the launch worth it. On an H200 it takes 3.4 us instead of 3.9 by two launches for 3,352 rows
-    of 768; where blocks wait for others to end, as of 10,576 rows of 2,560, each delays the next: 16.9 instead of 16.6.
+    Only then is a convolution within the launch worth it. On an H200 it takes 3.4 us instead of 3.9 by two launches for 3,352
+    rows of 768; where blocks wait for others to end, as of 10,576 rows of 2,560, each delays the next: 16.9 instead of 16.6.
     """
     multiprocessors = _cut.multiprocessors(x)
     return _rt.ceil_div(len(weight), _rows(weight, multiprocessors)) <= RESIDENT * multiprocessors
@@ -138,8 +138,8 @@ def launch(
 ) -> None:  # fmt: skip
     """Launch `multiply_row` on checked tensors that fit; y[1 o] is written, or with `onto` added to.
 
-    It reads `weight`, `norm` and what the convolution multiplies by before it waits for the kernel before, so it may only begin early if that one, or what still
-    runs beside it, does not write them.
+    It reads `weight`, `norm` and what the convolution multiplies by before it waits for the kernel before, so it may only
+    begin early if that one, or what still runs beside it, does not write them.
     """
     length = weight.shape[1]
     step = _step(length)

@@ -1,0 +1,65 @@
+"""The calls of a whole model that are compiled ahead: prompts of every class of length, pieces of longer ones, and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ssdgen.diagnostics import UserError
+from ssdgen.generated import mamba2
+from ssdgen.ir.build import CompileRequest
+from ssdgen.ir.layer import Dtype
+from ssdgen.models.config import Config, read_config
+from ssdgen.models.mamba2 import Mamba2
+from ssdgen.run.inputs import DTYPES
+from ssdgen.run.recorded import recording
+from ssdgen.run.tune.device import Device, assumed
+
+
+def model_requests(
+    folder: Path,
+    shapes: Sequence[Mapping[str, int]],
+    dtypes: Sequence[Dtype],
+    device: Device,
+    near: Callable[[int], Sequence[int]],
+    tokens: int,
+) -> tuple[int, list[CompileRequest]]:
+    """How many calls of the model of the checkpoint in `folder` are compiled for, and their kernels.
+
+    For every shape (b rows, 1 if it does not say, of t tokens, `tokens` if not) these are prompts of the lengths that are
+    `near` that, pieces behind others, and steps. Only the configuration is read: two layers without weights are called, on the
+    CPU, where what is launched is written down; the others, whose caches begin at multiples of the second's place, launch the
+    same. Raises UserError for a folder without a model, and for other axes.
+    """
+    config = read_config(folder)[0]
+    config = replace(config, layers=min(2, config.layers))
+    asked = [_rows(shape, tokens) for shape in shapes or ({},)]
+    calls, requests = 0, []
+    for dtype in dtypes:
+        model = _empty(config, DTYPES[dtype])
+        for rows, length in asked:
+            lengths = near(length)
+            with assumed(mamba2, device), recording(mamba2) as launches, torch.no_grad():
+                for n in lengths:
+                    prompts = torch.zeros((rows, 2 * n), dtype=torch.int64)
+                    model.prefill(prompts, model.init_cache(rows), at_once=rows * n)
+                model.step(torch.zeros(rows, dtype=torch.int64), model.init_cache(rows))
+            calls += 2 * len(lengths) + 1
+            requests += [launch.request for launch in launches]
+    return calls, list(dict.fromkeys(requests))
+
+
+def _rows(shape: Mapping[str, int], tokens: int) -> tuple[int, int]:
+    for axis, length in shape.items():
+        if axis not in ("b", "t") or length < 1:
+            raise UserError(f"a model has no axis `{axis}` of length {length}", "its shapes are of b rows and t tokens")
+    return shape.get("b", 1), shape.get("t", tokens)
+
+
+def _empty(config: Config, dtype: torch.dtype) -> Mamba2:
+    """A model whose weights are all zero."""
+    weights = {name: torch.zeros(shape, dtype=dtype) for name, shape in config.shapes().items()}
+    return Mamba2(config, weights, dtype)
