@@ -47,6 +47,9 @@ Peers = Annotated[
 ]
 Rounds = Annotated[int, typer.Option(min=5, help="Replays of every graph, in turn.")]
 Seconds = Annotated[float, typer.Option(min=1, help="No shape is begun after this.")]
+SecondsOfAll = Annotated[
+    float, typer.Option(min=1, help="No shape is begun after this; compiling all first may take half of it.")
+]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes that compile at a time; two fewer than cores.")]
 WinnersFile = Annotated[
     Path, typer.Option("--winners", metavar="FILE", help="What the peers' searches found before, and are written to.")
@@ -115,7 +118,8 @@ def backward(
         "TileGym,mamba_ssm"
     ),
     rounds: Rounds = 20,
-    seconds: Seconds = 300.0,
+    seconds: SecondsOfAll = 300.0,
+    workers: Workers = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -133,7 +137,7 @@ def backward(
     save = _saver(out)
     with progress("bench backward") as step:
         document = measured(
-            module, form.recurrence.layer, shapes, CudaMeter(), environment(command_line()), _effort(rounds, seconds, None),
+            module, form.recurrence.layer, shapes, CudaMeter(), environment(command_line()), _effort(rounds, seconds, workers),
             peers=others, progress=step, save=save,
         )  # fmt: skip
     _finish(document, out, json)

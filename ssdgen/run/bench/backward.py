@@ -12,21 +12,24 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ssdgen.run.bench.forward import Effort, Progress, with_ratios
+from ssdgen.run.bench.forward import WARM_SHARE, Effort, Progress, with_ratios
 from ssdgen.run.bench.measure import FLUSHING, Meter, measure
-from ssdgen.run.bench.others import MAMBA_SSM, Contender
-from ssdgen.run.bench.ours import runtime_of
+from ssdgen.run.bench.others import MAMBA_SSM, Contender, Variant
+from ssdgen.run.bench.ours import load_module, runtime_of
 from ssdgen.run.bench.rows import DEFAULT, OURS, Document, Environment, Row
-from ssdgen.run.bench.searches import TILEGYM
+from ssdgen.run.bench.searches import TILEGYM, search_part
 from ssdgen.run.bench.shapes import CHUNK, Shape
 from ssdgen.run.bench.shapes import SHAPES as FORWARD_SHAPES
 from ssdgen.run.bench.truth import Values, input_sets
+from ssdgen.run.bench.warm import Job, Setting, our_jobs, peer_jobs, short, warm
 from ssdgen.run.gpu_peers import Call, mamba_ssm, tilegym, tilegym_kernels
 from ssdgen.run.inputs import Inputs
 
@@ -36,8 +39,8 @@ ALONE, BOTH = "backward", "forward + backward"
 ROUND_SECONDS = 4.0
 PEERS = (TILEGYM, MAMBA_SSM)
 """What `--peers` takes."""
-VARIANTS = ((TILEGYM, 64), (MAMBA_SSM, 128), (MAMBA_SSM, 256))
-"""The peers, with the tokens of a chunk."""
+VARIANTS: tuple[Variant, ...] = ((TILEGYM, "chunk 64"), (MAMBA_SSM, "chunk 128"), (MAMBA_SSM, "chunk 256"))
+"""What is measured of the peers."""
 NAMES = ("x", "dt", "A", "B", "C", "D")
 
 
@@ -115,9 +118,15 @@ def backward(
     save: Callable[[Document], None] = lambda document: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Document:
-    """The document of a run of `module`, the default one of Mamba-2; `save` gets it after each shape."""
+    """The document of a run of `module`, the default one of Mamba-2; `save` gets it after each shape.
+
+    On a GPU all that will run is compiled first, within a share of the effort's seconds.
+    """
     end = clock() + effort.seconds
-    notes: list[str] = []
+    others = Peers(module)
+    variants, notes = others.those_here(peers)
+    if device == "cuda":
+        notes += compiled(module, shapes, variants, environment, effort, progress)
     document = Document("backward", environment, FLUSHING)
     rows: list[Row] = []
     for number, shape in enumerate(shapes):
@@ -129,12 +138,7 @@ def backward(
         given = Given({})
         for what in (ALONE, BOTH):
             contenders = [ours(module, shape, given, what)]
-            for peer, chunk in VARIANTS:
-                if peer in peers and (peer != TILEGYM or shape.t % chunk == 0):
-                    try:
-                        contenders.append(theirs(module, peer, chunk, shape, given, what))
-                    except ImportError as error:
-                        notes.append(f"{peer} is not here ({' '.join(str(error).split())})")
+            contenders += [others.contender(shape, v, given, what) for v in variants if takes(v, shape)]
             counted = PASSES[what](*astuple(shape))
             rows += measure(
                 counted, contenders, sets, meter, environment, effort.rounds, ROUND_SECONDS, brief=False, axis=what
@@ -145,6 +149,57 @@ def backward(
         if device == "cuda":
             torch.cuda.empty_cache()
     return replace(document, notes=tuple(dict.fromkeys(notes)))
+
+
+def compiled(
+    module: ModuleType, shapes: Sequence[Shape], variants: Sequence[Variant], environment: Environment, effort: Effort,
+    progress: Progress,
+) -> list[str]:  # fmt: skip
+    """Compile in parallel processes what will run; what went wrong, a line each."""
+    jobs = jobs_of(_folder(module), shapes, variants, effort.workers)
+    setting = Setting({"mamba2": _folder(module)}, "", environment.gpu, again=False)
+    seconds = WARM_SHARE * effort.seconds
+    return warm(jobs, setting, effort.workers, seconds, lambda i, w: progress(i, len(jobs), w))
+
+
+def jobs_of(folder: str, shapes: Sequence[Shape], variants: Sequence[Variant], workers: int) -> list[Job]:
+    """What to compile first: mamba_ssm, whose searches are not split, then TileGym's in parts, then our module in `folder`.
+
+    Shapes that TileGym compiles apart share the workers, since each part compiles one candidate of each kernel at least.
+    """
+    whole = peer_jobs(shapes, [v for v in variants if v[0] != TILEGYM], direction="backward")
+    tiled = [v for v in variants if v[0] == TILEGYM]
+    taken = [s for s in shapes if all(takes(v, short(s)) for v in tiled)]
+    apart = len(peer_jobs(taken, tiled, direction="backward"))
+    parts = peer_jobs(taken, tiled, max(1, workers // max(1, apart)), "backward")
+    return whole + parts + our_jobs(shapes, [folder], tuned=True, direction="backward")
+
+
+def warmed(job: Job, setting: Setting, shape: Shape) -> Call | None:
+    """What `job` calls, both passes; None for a peer's variant that does not take what is left of a long `shape`.
+
+    ImportError if the peer is not here.
+    """
+    given = Given({})
+    if job.family == OURS:
+        return ours(load_module(Path(job.name), "mamba2"), shape, given, BOTH).call
+    if not takes((job.family, job.name), short(shape)):
+        return None
+    module = load_module(Path(setting.modules["mamba2"]), "mamba2")
+    return Peers(module, job.part).contender(shape, (job.family, job.name), given, BOTH).call
+
+
+def takes(variant: Variant, shape: Shape) -> bool:
+    """Whether a peer's variant takes a shape: TileGym takes whole chunks alone."""
+    return variant[0] != TILEGYM or shape.t % _chunk(variant) == 0
+
+
+def _chunk(variant: Variant) -> int:
+    return int(variant[1].removeprefix("chunk "))
+
+
+def _folder(module: ModuleType) -> str:
+    return str(Path(str(module.__file__)).parent)
 
 
 def ours(module: ModuleType, shape: Shape, given: Given, what: str) -> Contender:
@@ -162,21 +217,55 @@ def ours(module: ModuleType, shape: Shape, given: Given, what: str) -> Contender
     return _contender(module, OURS, DEFAULT, call, shape, given)
 
 
-def theirs(module: ModuleType, peer: str, chunk: int, shape: Shape, given: Given, what: str) -> Contender:
-    """A peer's kernels. ImportError if it is not here."""
-    forward = tilegym(chunk, tilegym_kernels(quick=True)) if peer == TILEGYM else mamba_ssm(chunk)
-    passed = _tilegym(given, chunk) if peer == TILEGYM else _mamba_ssm(given, forward, chunk)
+@dataclass
+class Peers:
+    """The peers in this process, beside our `module`. TileGym's kernels are loaded once, so that both passes and all shapes
+    share what it searched for; with `part` (i, n) it tries every n-th candidate from the i-th.
+    """
 
-    def call(inputs: Inputs) -> tuple[Tensor, ...]:
-        out = forward(inputs)[0] if what == BOTH else given.of(inputs, f"{peer} {chunk}", lambda: forward(inputs)[0])
-        return passed(inputs, out)
+    module: ModuleType
+    part: tuple[int, int] | None = None
 
-    return _contender(module, peer, f"chunk {chunk}", call, shape, given)
+    @cached_property
+    def tilegym(self) -> Any:
+        """TileGym's kernels. ImportError if they are not here."""
+        kernels = tilegym_kernels(quick=True)
+        if self.part is not None:
+            search_part(kernels, self.part)
+        return kernels
+
+    @cached_property
+    def mamba_ssm(self) -> Any:
+        """mamba_ssm's kernels. ImportError if they are not here."""
+        return importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
+
+    def those_here(self, peers: Sequence[str]) -> tuple[list[Variant], list[str]]:
+        """The variants of `peers` that are here, and a note for each peer that is not."""
+        notes = {}
+        for peer in peers:
+            try:
+                _ = self.tilegym if peer == TILEGYM else self.mamba_ssm
+            except ImportError as error:
+                notes[peer] = f"{peer} is not here ({' '.join(str(error).split())})"
+        return [v for v in VARIANTS if v[0] in peers and v[0] not in notes], list(notes.values())
+
+    def contender(self, shape: Shape, variant: Variant, given: Given, what: str) -> Contender:
+        """A variant at a shape that it takes. ImportError if it is not here."""
+        peer, chunk = variant[0], _chunk(variant)
+        forward = tilegym(chunk, self.tilegym) if peer == TILEGYM else mamba_ssm(chunk)
+        passed = _tilegym(self.tilegym, given, chunk) if peer == TILEGYM else _mamba_ssm(self.mamba_ssm, given, chunk)
+
+        def call(inputs: Inputs) -> tuple[Tensor, ...]:
+            out = (
+                forward(inputs)[0] if what == BOTH else given.of(inputs, " ".join(variant), lambda: forward(inputs)[0])
+            )
+            return passed(inputs, out)
+
+        return _contender(self.module, peer, variant[1], call, shape, given)
 
 
-def _tilegym(given: Given, chunk: int) -> Callable[[Inputs, Tensor], tuple[Tensor, ...]]:
+def _tilegym(kernels: Any, given: Given, chunk: int) -> Callable[[Inputs, Tensor], tuple[Tensor, ...]]:
     """TileGym's backward: it takes finished steps, and states of zero."""
-    kernels: Any = tilegym_kernels(quick=True)
 
     def prepared(i: Inputs) -> tuple[Tensor, Tensor]:
         t = i.tensors
@@ -195,13 +284,12 @@ def _tilegym(given: Given, chunk: int) -> Callable[[Inputs, Tensor], tuple[Tenso
     return call
 
 
-def _mamba_ssm(given: Given, forward: Call, chunk: int) -> Callable[[Inputs, Tensor], tuple[Tensor, ...]]:
+def _mamba_ssm(kernels: Any, given: Given, chunk: int) -> Callable[[Inputs, Tensor], tuple[Tensor, ...]]:
     """mamba_ssm's backward: it takes y."""
-    scan = importlib.import_module("mamba_ssm.ops.triton.ssd_combined")._mamba_chunk_scan_combined_bwd
 
     def call(i: Inputs, out: Tensor) -> tuple[Tensor, ...]:
         t = i.tensors
-        found = scan(
+        found = kernels._mamba_chunk_scan_combined_bwd(
             given.d_y(i), t["x"], t["dt"], t["A"], t["B"], t["C"], out, chunk, D=t["D"], dt_bias=t["dt_bias"],
             dt_softplus=True,
         )  # fmt: skip

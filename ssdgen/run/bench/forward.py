@@ -24,6 +24,7 @@ from ssdgen.run.bench.shapes import Shape
 from ssdgen.run.bench.truth import input_sets, mamba2_truth, of_call
 from ssdgen.run.bench.warm import Job, Setting, our_jobs, peer_jobs, warm
 from ssdgen.run.bench.winners import Winners, read_winners, write_winners
+from ssdgen.run.gpu_peers import Call
 
 Progress = Callable[[int, int | None, str], None]
 ROUND_SECONDS = 4.0
@@ -103,6 +104,17 @@ def jobs_of(subject: Subject, shapes: Sequence[Shape], again: bool, workers: int
     """What to compile first; the peers begin, since their compilers take longest."""
     theirs = peer_jobs(shapes, subject.peers, parts=workers if again else 1)
     return theirs + our_jobs(shapes, subject.folders.values(), tuned=True)
+
+
+def warmed(job: Job, setting: Setting, shape: Shape) -> Call | None:
+    """What `job` calls; None for a peer's variant that does not take `shape`. ImportError if the peer is not here."""
+    if job.family == OURS:
+        return call_of(load_module(Path(job.name), "mamba2"), tuned=job.tuned)
+    modules = {name: load_module(Path(folder), name) for name, folder in setting.modules.items()}
+    winners = Winners() if setting.again else read_winners(Path(setting.winners), setting.gpu)
+    others = Others(modules, winners, again=setting.again, part=job.part)
+    contender = others.contender(shape, job.family, job.name)
+    return None if contender is None else contender.call
 
 
 def forward(

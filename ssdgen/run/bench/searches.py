@@ -86,13 +86,38 @@ class TileSearch:
 
     def _candidates(self, name: str, every: list[Any]) -> list[Any]:
         if self.part is not None:
-            first, step = self.part
-            return every[first::step] or every[:1]
+            return part_of(every, self.part)
         if self.again:
             return every
         few = [c for c in every if all(vars(c)[k] in v for k, v in WON.get(name, {}).items())]
         self.notes.append(f"{name} searched among what won at other shapes")
         return few or every
+
+
+@dataclass(frozen=True, slots=True)
+class PartSearch:
+    """Stands in for `exhaustive_search` where only `part` (i, n) of the candidates is to be compiled."""
+
+    real: Callable[..., Any]
+    part: tuple[int, int]
+
+    def __call__(self, configs: Iterable[Any], *arguments: Any, **options: Any) -> Any:
+        """What `real` finds among every n-th candidate from the i-th."""
+        return self.real(part_of(list(configs), self.part), *arguments, **options)
+
+
+def part_of(every: list[Any], part: tuple[int, int]) -> list[Any]:
+    """For `part` (i, n) every n-th candidate from the i-th, or the first of all if that is none: a call needs a winner."""
+    first, step = part
+    return every[first::step] or every[:1]
+
+
+def search_part(kernels: Any, part: tuple[int, int]) -> None:
+    """Make TileGym's module search only `part` of its candidates, whatever it searched in this process before."""
+    before = kernels.exhaustive_search
+    kernels.exhaustive_search = PartSearch(before.real if isinstance(before, PartSearch) else before, part)
+    for found in [value for name, value in vars(kernels).items() if name.endswith("_tune_cache")]:
+        found.clear()
 
 
 def distance(shape: Shape | None, other: str) -> float:

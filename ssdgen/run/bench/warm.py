@@ -17,16 +17,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from ssdgen.run.bench.rows import OURS
 from ssdgen.run.bench.searches import TILEGYM
 from ssdgen.run.bench.shapes import Shape, read_shape
 from ssdgen.run.bench.tile_cache import VARIABLE, cache_dir, copies, merge
+from ssdgen.run.gpu_peers import Call
 
 START = "import sys; sys.path[:] = sys.argv[1:]; from ssdgen.run.bench.warm import work; work()"
 BYTES_AT_MOST = 512 << 20
 """Longer sequences are cut for this: many processes share the GPU's memory."""
+
+Direction = Literal["forward", "backward"]
+"""The pass that a job is of; that of `backward` is called behind the forward pass, so that both are compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Job:
     shape: str
     tuned: bool = True
     part: tuple[int, int] | None = None
+    direction: Direction = "forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +73,33 @@ def compiled_alike(shape: Shape) -> tuple[object, ...]:
     return classes, shape.p, shape.n
 
 
-def peer_jobs(shapes: Iterable[Shape], variants: Iterable[tuple[str, str]], parts: int = 1) -> list[Job]:
-    """A job for each variant of a peer, once for shapes that are compiled alike; TileGym's candidates in `parts`.
-
-    With one part TileGym is called at every shape: each has a winner of its own.
-    """
+def peer_jobs(
+    shapes: Iterable[Shape], variants: Iterable[tuple[str, str]], parts: int = 1, direction: Direction = "forward"
+) -> list[Job]:
+    """A job for each variant of a peer, once for shapes that are compiled alike; TileGym's candidates in `parts`."""
     jobs: dict[tuple[object, ...], Job] = {}
     for peer, variant in variants:
         for shape in shapes:
             for i in range(parts if peer == TILEGYM else 1):
                 part = (i, parts) if parts > 1 and peer == TILEGYM else None
-                alike = (str(shape),) if peer == TILEGYM and parts == 1 else compiled_alike(shape)
-                jobs.setdefault((peer, variant, i, alike), Job(peer, variant, str(shape), part=part))
+                alike = _tiled_alike(shape, parts, direction) if peer == TILEGYM else compiled_alike(shape)
+                job = Job(peer, variant, str(shape), part=part, direction=direction)
+                jobs.setdefault((peer, variant, i, alike), job)
     return list(jobs.values())
 
 
-def our_jobs(shapes: Iterable[Shape], folders: Iterable[str], *, tuned: bool) -> list[Job]:
+def _tiled_alike(shape: Shape, parts: int, direction: Direction) -> tuple[object, ...]:
+    """What shapes share that TileGym compiles alike. Heads of a group are a constant of its kernels; in one part of the
+    forward pass each shape has a recorded winner of its own.
+    """
+    if direction == "backward":
+        return compiled_alike(shape), shape.h // shape.g
+    return (str(shape),) if parts == 1 else compiled_alike(shape)
+
+
+def our_jobs(
+    shapes: Iterable[Shape], folders: Iterable[str], *, tuned: bool, direction: Direction = "forward"
+) -> list[Job]:
     """A job for each module and shape, those first that are compiled alike with none before them."""
     first: list[Job] = []
     later: list[Job] = []
@@ -91,7 +107,7 @@ def our_jobs(shapes: Iterable[Shape], folders: Iterable[str], *, tuned: bool) ->
     for folder in folders:
         for shape in shapes:
             key = (folder, compiled_alike(shape))
-            (later if key in seen else first).append(Job(OURS, folder, str(shape), tuned))
+            (later if key in seen else first).append(Job(OURS, folder, str(shape), tuned, direction=direction))
             seen.add(key)
     return first + later
 
@@ -218,29 +234,32 @@ def work(
         answers.flush()
 
 
-def _do(job: Job, setting: Setting) -> None:
-    """Call what `job` names once, on the GPU."""
+def _do(job: Job, setting: Setting, device: str = "cuda") -> None:
+    """Call what `job` names once on `device`, a long sequence of it cut; nothing of it stays in memory."""
     import torch
 
-    from ssdgen.run.bench.others import Others
-    from ssdgen.run.bench.ours import call_of, load_module
+    _called(job, setting, device)
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def _called(job: Job, setting: Setting, device: str) -> None:
     from ssdgen.run.bench.truth import case_of
-    from ssdgen.run.bench.winners import Winners, read_winners
     from ssdgen.run.inputs import draw
     from ssdgen.spec import load_source, read_layer
 
     shape = read_shape(job.shape)
     layer = read_layer(load_source("mamba2"))
-    inputs = draw(layer, case_of(layer, short(shape), 0), "cuda", "cuda")
-    if job.family == OURS:
-        call_of(load_module(Path(job.name), layer.name), tuned=job.tuned)(inputs)
-    else:
-        modules = {name: load_module(Path(folder), name) for name, folder in setting.modules.items()}
-        winners = Winners() if setting.again else read_winners(Path(setting.winners), setting.gpu)
-        others = Others(modules, winners, again=setting.again, part=job.part)
-        contender = others.contender(shape, job.family, job.name)
-        if contender is not None:
-            contender.call(inputs)
-    torch.cuda.synchronize()
-    del inputs
-    torch.cuda.empty_cache()
+    inputs = draw(layer, case_of(layer, short(shape), 0), device, device)
+    call = _call_of(job, setting, shape)
+    if call is not None:
+        call(inputs)
+
+
+def _call_of(job: Job, setting: Setting, shape: Shape) -> Call | None:
+    """What the benchmark of the job's pass calls for it; None for a peer's variant that does not take the shape."""
+    from ssdgen.run.bench import backward, forward
+
+    warmed = backward.warmed if job.direction == "backward" else forward.warmed
+    return warmed(job, setting, shape)

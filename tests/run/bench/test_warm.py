@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from cutile_cache._cache import cache_lookup, cache_store
 
+from ssdgen.run.bench.forward import Subject
 from ssdgen.run.bench.rows import OURS
 from ssdgen.run.bench.shapes import SHAPES, Shape
 from ssdgen.run.bench.tile_cache import merge
-from ssdgen.run.bench.warm import BYTES_AT_MOST, Job, Setting, our_jobs, peer_jobs, short, warm, work
+from ssdgen.run.bench.warm import BYTES_AT_MOST, Job, Setting, _do, our_jobs, peer_jobs, short, warm, work
+from tests.run.bench.standins import install
 
 SETTING = Setting({}, "", "gpu", again=False)
 WORKER = """
@@ -81,6 +83,19 @@ for line in sys.stdin:
     cache_store(folder, name, name.encode())
     print("ANSWER ", flush=True)
 """
+
+
+def test_a_job_of_the_forward_pass_calls_what_it_names_once(
+    ours: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A part of a search tries its candidates alone; a shape that a peer does not take is none of its calls."""
+    made = install(monkeypatch, "TileGym")
+    setting = ours.setting(tmp_path / "w.json", "gpu", again=True)
+    job = Job("TileGym", "chunk 64", "1,64,2,1,16,16", part=(1, 2))
+    _do(job, setting, "cpu")
+    assert made.searched == [1]
+    _do(replace(job, shape="1,80,2,1,16,16"), setting, "cpu")
+    assert made.searched == [1]
 
 
 def test_what_workers_compile_is_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
