@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from generated import mamba2, mamba2_gradients, simple_gla
+from generated import _runtime, mamba2, mamba2_gradients, simple_gla
 from ssdgen.ir.report import Gate
 from ssdgen.run.checks import BOUNDS, one_thread, poisoned_memory, relative_error
 from ssdgen.run.inputs import Case, Inputs, Memory, draw
@@ -202,3 +202,17 @@ def test_odd_sizes(heads: int, p: int, length: int) -> None:
     """vllm's grid: heads and channels of no power of two, few tokens in the last chunk."""
     inputs = draw(LAYER, Case(mamba2_sizes(b=1, t=length, h=heads, g=1, p=p, n=31), seed=37))
     compare(kernels(inputs, **EXACT), loop(inputs), BOUNDS["tf32x3"])
+
+
+def test_after_a_call_under_inference_mode() -> None:
+    """What stands in for absent inputs is made once, and may have been made where no gradients are kept."""
+    given = {
+        "x": torch.randn(1, 20, 2, 4), "dt": torch.randn(1, 20, 2), "A": -torch.ones(2),
+        "B": torch.randn(1, 20, 1, 4), "C": torch.randn(1, 20, 1, 4),
+    }  # fmt: skip
+    _runtime._constant.cache_clear()
+    with torch.inference_mode():
+        mamba2.forward(**given)
+    leaves = {name: x.requires_grad_() for name, x in given.items()}
+    mamba2.forward(**leaves)[0].sum().backward()
+    assert all(x.grad is not None for x in leaves.values())

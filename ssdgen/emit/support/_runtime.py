@@ -278,8 +278,10 @@ def _filled(value: float, device: torch.device) -> Tensor:
 
 @functools.cache
 def _constant(value: float, device: torch.device) -> Tensor:
-    """A number on a device, made once: filling it would cost a kernel a call."""
-    return lasting(_filled(value, device))
+    """A number on a device, made once: filling it would cost a kernel a call. Gradients may be taken of what is computed with it,
+    also if the first call is made under `torch.inference_mode`."""
+    with torch.inference_mode(False):
+        return lasting(_filled(value, device))
 
 
 def indexable(x: Tensor) -> Tensor:
@@ -338,6 +340,8 @@ def without_autocast(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
+        if not torch.is_autocast_enabled(args[0].device.type):
+            return function(*args)
         with torch.autocast(args[0].device.type, enabled=False):
             return function(*args)
 
@@ -402,4 +406,4 @@ def _tensor_first(a: Tensor | float, b: Tensor | float) -> tuple[Tensor, float]:
 
 def softplus(x: Tensor) -> Tensor:
     """log(1 + exp(x)), exact for large and very negative x."""
-    return -torch.nn.functional.logsigmoid(-x)
+    return torch.nn.functional.softplus(x, threshold=40.0)  # beyond which it is x in float64 too
