@@ -13,10 +13,16 @@ from ssdgen.generated import mamba2
 from ssdgen.ir.build import CompileRequest
 from ssdgen.ir.layer import Dtype
 from ssdgen.models.config import Config, read_config
-from ssdgen.models.mamba2 import Mamba2
+from ssdgen.models.mamba2 import AT_ONCE, Mamba2
 from ssdgen.run.inputs import DTYPES
 from ssdgen.run.recorded import recording
 from ssdgen.run.tune.device import Device, assumed
+
+MOST_ROWS = 256
+"""Rows whose states are in memory here."""
+
+FEW_CHUNKS = 192
+"""Tokens of more than one chunk, and of less than 16."""
 
 
 def model_requests(
@@ -26,13 +32,14 @@ def model_requests(
     device: Device,
     near: Callable[[int], Sequence[int]],
     tokens: int,
+    at_once: int = AT_ONCE,
 ) -> tuple[int, list[CompileRequest]]:
     """How many calls of the model of the checkpoint in `folder` are compiled for, and their kernels.
 
     For every shape (b rows, 1 if it does not say, of t tokens, `tokens` if not) these are prompts of the lengths that are
-    `near` that, pieces behind others, and steps. Only the configuration is read: two layers without weights are called, on the
-    CPU, where what is launched is written down; the others, whose caches begin at multiples of the second's place, launch the
-    same. Raises UserError for a folder without a model, and for other axes.
+    `near` that and are computed at once, pieces behind others, and steps. Only the configuration is read: two layers without
+    weights are called, on the CPU, where what is launched is written down; the others, whose caches begin at multiples of the
+    second's place, launch the same. Raises UserError for a folder without a model, for other axes, and too many rows.
     """
     config = read_config(folder)[0]
     config = replace(config, layers=min(2, config.layers))
@@ -41,7 +48,7 @@ def model_requests(
     for dtype in dtypes:
         model = _empty(config, DTYPES[dtype])
         for rows, length in asked:
-            lengths = near(length)
+            lengths = _lengths(max(1, at_once // rows), length, near)
             with assumed(mamba2, device), recording(mamba2) as launches, torch.no_grad():
                 for n in lengths:
                     prompts = torch.zeros((rows, 2 * n), dtype=torch.int64)
@@ -52,11 +59,24 @@ def model_requests(
     return calls, list(dict.fromkeys(requests))
 
 
+def _lengths(piece: int, length: int, near: Callable[[int], Sequence[int]]) -> list[int]:
+    """Lengths of every class up to a whole `piece` of a prompt, those of long ones about `length`."""
+    some = (FEW_CHUNKS - less for less in (0, 8, 4, 2, 1))
+    return [n for n in dict.fromkeys((piece, *near(min(length, piece // 2)), *some)) if 1 <= n <= piece]
+
+
 def _rows(shape: Mapping[str, int], tokens: int) -> tuple[int, int]:
     for axis, length in shape.items():
         if axis not in ("b", "t") or length < 1:
             raise UserError(f"a model has no axis `{axis}` of length {length}", "its shapes are of b rows and t tokens")
-    return shape.get("b", 1), shape.get("t", tokens)
+    rows = shape.get("b", 1)
+    if rows > MOST_ROWS:
+        alike = MOST_ROWS - 16 + rows % 16
+        raise UserError(
+            f"{rows} rows of a model are more than are called here, {MOST_ROWS} at most",
+            f"--shape b={alike}: they are as many over a multiple of 16, and launch the same kernels",
+        )
+    return rows, shape.get("t", tokens)
 
 
 def _empty(config: Config, dtype: torch.dtype) -> Mamba2:

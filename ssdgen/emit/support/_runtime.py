@@ -278,8 +278,8 @@ def _filled(value: float, device: torch.device) -> Tensor:
 
 @functools.cache
 def _constant(value: float, device: torch.device) -> Tensor:
-    """A number on a device, made once: filling it would cost a kernel a call. Gradients may be taken of what is computed with it,
-    also if the first call is made under `torch.inference_mode`."""
+    """A number on a device, made once: filling it would cost a kernel a call. Gradients may be taken of what is computed with
+    it, also if the first call is made under `torch.inference_mode`."""
     with torch.inference_mode(False):
         return lasting(_filled(value, device))
 
