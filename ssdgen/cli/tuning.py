@@ -107,7 +107,8 @@ def warm(
     debug: Debug = False,
 ) -> None:
     """Compile all that modules, or whole models, launch, so that first calls are fast."""
-    from ssdgen.run.warm import ALSO
+    from ssdgen.models.warm import is_model, model_work
+    from ssdgen.run.warm import ALSO, filled
 
     shapes = shapes_of(shape)
     dtypes = several(dtype, get_args(Dtype), "--dtype")
@@ -120,7 +121,11 @@ def warm(
             def heard(kernel: Kernel, done: int, total: int) -> None:
                 step(done, total, kernel.request.kernel)
 
-            warmed.append(pipeline.warm(module, shapes, dtypes, target, jobs, heard, more))
+            if is_model(module):
+                folder = Path(module).resolve()
+                warmed.append(filled(folder, model_work(folder, shapes, dtypes, more), target, jobs, heard))
+            else:
+                warmed.append(pipeline.warm(module, shapes, dtypes, target, jobs, heard, more))
     slow = [w for w in warmed if (w.first_call_extra or 0.0) > FIRST_CALL_LIMIT]
     failed = [kernel for w in warmed for kernel in w.kernels if kernel.problem]
     if json:

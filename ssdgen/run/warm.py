@@ -1,5 +1,4 @@
-"""Compiling, before the first call, all that a deployment launches: every variant and class of shape of an emitted module, or
-what a whole model launches.
+"""Compiling, before the first call, all that a deployment launches: every variant and class of shape of an emitted module.
 
 `cuda.tile` keeps compiled kernels on disk (`CUDA_TILE_CACHE_DIR`). Their key is made from the kernel's code with the path and
 lines of its file, the class of every argument, the hints and the architecture, so what is compiled here from the module
@@ -17,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Literal, get_args
@@ -45,7 +44,6 @@ from ssdgen.run.tune.compile import Compiler
 from ssdgen.run.tune.device import H200, Device, assumed, here
 from ssdgen.run.tune.remote import Died, Remote, serve
 from ssdgen.run.warm_conv import conv_sizes, convolved, is_convolution
-from ssdgen.run.warm_model import model_requests
 
 BATCH, TOKENS, HEADS = 2, 4096, 8
 """The shape that is warmed if none is asked for, beside the sizes that the module declares."""
@@ -98,15 +96,21 @@ class Warmed:
     problem: str = ""
 
 
-def module_path(target: str) -> Path:
-    """The file of an emitted module: a path to it, or a dotted name that can be imported (`generated.mine`); or the folder
-    of a model's checkpoint.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The kernels of so many calls; `calls` are those that can be made on a GPU as they are, the plainest first."""
 
-    Raises UserError for what is none of them, and for a spec, whose module has no place yet.
+    count: int
+    requests: list[CompileRequest]
+    calls: list[Call] = field(default_factory=list)
+
+
+def module_path(target: str) -> Path:
+    """The file of an emitted module: a path to it, or a dotted name that can be imported (`generated.mine`).
+
+    Raises UserError for what is neither, and for a spec, whose module has no place yet.
     """
     path = Path(target)
-    if (path / "config.json").is_file():
-        return path.resolve()
     if path.suffix == ".ssd":
         hint = f"ssdgen generate {target} -o DIR, then ssdgen warm DIR/{path.stem}.py"
         raise UserError(f"{target} is a spec: compiled kernels belong to the file of a module", hint)
@@ -140,12 +144,27 @@ def warm(
     input absent and present, tokens of every class, with the configurations that it would choose, for this GPU or for `arch`,
     of which one with the multiprocessors of an H200 is assumed. `also` says what beside `forward` and `step` is compiled.
 
-    Of a folder with a checkpoint it is what the model launches, for prompts and steps of `shapes`; it is not called then.
-
     `heard` is told of each kernel, how many are done and how many there are. Raises UserError if the cache is off, or for
     a shape that the module refuses.
     """
-    module = None if path.is_dir() else _loaded(path)
+    module = _loaded(path)
+    wanted = _of_convolution if is_convolution(module) else _of_module
+
+    def of(device: Device) -> Wanted:
+        calls, requests = wanted(module, shapes, dtypes, device, also)
+        return Wanted(len(calls), requests, calls)
+
+    return filled(path, of, arch, jobs, heard)
+
+
+def filled(
+    path: Path,
+    wanted: Callable[[Device], Wanted],
+    arch: str | None,
+    jobs: int | None,
+    heard: Callable[[Kernel, int, int], None],
+) -> Warmed:
+    """Compile what is `wanted` for this GPU, or for `arch`, of the module or model at `path`; see `warm`."""
     cache = cuda_tile_cache()
     if cache is None:
         raise UserError("the cache of cuda.tile is off, so nothing could be kept", "unset CUDA_TILE_CACHE_DIR")
@@ -155,15 +174,8 @@ def warm(
     device = here() if has_gpu else H200
     if arch is not None and arch != device.arch:
         device = replace(device, arch=arch, name=f"a GPU of {arch} with {device.multiprocessors} multiprocessors")
-    calls: list[Call] = []
-    if module is None:
-        if also:
-            raise UserError(f"{path} is a model, of which nothing else is compiled", "leave --also out")
-        count, requests = model_requests(path, shapes, dtypes, device, near, TOKENS)
-    else:
-        wanted = _of_convolution if is_convolution(module) else _of_module
-        calls, requests = wanted(module, shapes, dtypes, device, also)
-        count = len(calls)
+    work = wanted(device)
+    requests, calls = work.requests, work.calls
     if not has_gpu and arch is None:
         raise UserError("there is no GPU here to warm the cache for", "name the one of the deployment: --arch sm_90")
     kernels: list[Kernel] = []
@@ -180,7 +192,7 @@ def warm(
         _, problem = _launched_really(path, calls, PROCESSES)
         extra, again = _launched_really(path, calls[:1], 1)
         problem = problem or again
-    return Warmed(path, device, cache, count, tuple(kernels), extra, problem)
+    return Warmed(path, device, cache, work.count, tuple(kernels), extra, problem)
 
 
 def _of_module(

@@ -15,6 +15,7 @@ from ssdgen.build.store import cache_folder
 from ssdgen.emit.support._tuned import parse
 from ssdgen.run.tune import remote
 from tests.cli.conftest import Command
+from tests.models.folders import SMALL, config_json
 from tests.run.tune.fake import only_tiles_by_rule
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -90,6 +91,19 @@ def test_a_spec_has_no_kernels_to_warm(ssdgen: Command) -> None:
     result = ssdgen("warm", "specs/mamba2.ssd")
     assert result.code == 1
     assert "ssdgen generate specs/mamba2.ssd -o DIR, then ssdgen warm DIR/mamba2.py" in result.err
+
+
+def test_a_checkpoint_is_warmed_as_a_model(ssdgen: Command) -> None:
+    Path("model").mkdir()
+    Path("model/config.json").write_text(json.dumps(config_json(SMALL, "state-spaces")))
+    for arguments, message in (
+        (("--shape", "h=8"), "a model has no axis `h` of length 8"),
+        (("--also", "steps"), "model is a model, of which nothing else is compiled"),
+        ((), "there is no GPU here to warm the cache for"),
+    ):
+        result = ssdgen("warm", "model", *arguments)
+        assert result.code == 1
+        assert message in result.err
 
 
 class Compiler:

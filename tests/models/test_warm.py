@@ -15,11 +15,11 @@ from ssdgen.generated import mamba2
 from ssdgen.models.config import Config, read_config
 from ssdgen.models.loop import Decoder
 from ssdgen.models.mamba2 import Mamba2
+from ssdgen.models.warm import is_model, launched_by, model_work
 from ssdgen.run import warm as warm_module
 from ssdgen.run.recorded import recording
 from ssdgen.run.tune.device import H200, assumed
-from ssdgen.run.warm import module_path, near, warm
-from ssdgen.run.warm_model import model_requests
+from ssdgen.run.warm import Kernel, filled, module_path, near
 from tests.models.folders import SMALL, config_json
 
 
@@ -30,12 +30,16 @@ def write_config(folder: Path, **change: Any) -> Config:
     return read_config(folder)[0]
 
 
+def silent(kernel: Kernel, done: int, total: int) -> None:
+    """Nobody hears of the kernels."""
+
+
 @pytest.mark.parametrize("rows", [1, 3, 7])
 @pytest.mark.parametrize("change", [{}, {"groups": 3, "norm_groups": 3, "norm_before_gate": True}])
 def test_what_a_decoder_launches_is_compiled(tmp_path: Path, rows: int, change: dict[str, Any]) -> None:
     """Prompts shorter and longer than what is computed at once, and than a chunk, of every class of length; all layers."""
     config = write_config(tmp_path, **change)
-    _, requests = model_requests(tmp_path, [{"b": rows, "t": 192}], ["bf16"], H200, near, 4096)
+    requests = launched_by(tmp_path, [{"b": rows, "t": 192}], ["bf16"], H200).requests
     model = Mamba2.random(replace(config, layers=3), dtype=torch.bfloat16)
     decoder = Decoder(model, rows, every=2)
     with assumed(mamba2, H200), recording(mamba2) as launches:
@@ -69,8 +73,8 @@ def test_a_checkpoint_is_taken_for_a_module(tmp_path: Path, monkeypatch: pytest.
             return []
 
     monkeypatch.setattr(warm_module, "Compiler", Nothing)
-    assert module_path(str(tmp_path)) == tmp_path.resolve()
-    warmed = warm(tmp_path, [{"t": 64}], ["bf16"], "sm_90")
+    assert is_model(str(tmp_path))
+    warmed = filled(tmp_path, model_work(tmp_path, [{"t": 64}], ["bf16"]), "sm_90", 1, silent)
     assert {request.kernel for (request,) in asked} >= {
         "multiply_row",
         "normalise",
@@ -80,24 +84,24 @@ def test_a_checkpoint_is_taken_for_a_module(tmp_path: Path, monkeypatch: pytest.
     }
     assert warmed.calls > 2 * len(near(64))
     with pytest.raises(UserError, match="a model has no axis `h`"):
-        warm(tmp_path, [{"h": 8}], ["bf16"], "sm_90")
+        launched_by(tmp_path, [{"h": 8}], ["bf16"], H200)
     with pytest.raises(UserError, match="is a model, of which nothing else is compiled"):
-        warm(tmp_path, [], ["bf16"], "sm_90", also=("steps",))
+        model_work(tmp_path, [], ["bf16"], ("steps",))
     with pytest.raises(UserError, match="is no emitted module and no checkpoint"):
         module_path(str(tmp_path / "cache"))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UserError, match="llama"):
-        warm(tmp_path, [], ["bf16"], "sm_90")
+        launched_by(tmp_path, [], ["bf16"], H200)
 
 
 def test_long_prompts_are_pieces(tmp_path: Path) -> None:
     """A prompt of any length is computed a piece at a time, and so it is here, whatever the shape says."""
     write_config(tmp_path)
     for shape in ({"t": 10**9}, {"b": 256, "t": 64}):
-        calls, requests = model_requests(tmp_path, [shape], ["bf16"], H200, near, 4096, at_once=8192)
-        assert calls <= 2 * (len(near(4096)) + 6) + 1
-        assert requests
+        wanted = launched_by(tmp_path, [shape], ["bf16"], H200)
+        assert wanted.count <= 2 * (len(near(4096)) + 6) + 1
+        assert wanted.requests
     with pytest.raises(UserError, match="1000 rows of a model are more than are called here") as error:
-        model_requests(tmp_path, [{"b": 1000}], ["bf16"], H200, near, 4096)
+        launched_by(tmp_path, [{"b": 1000}], ["bf16"], H200)
     assert error.value.hint is not None
     assert "--shape b=248" in error.value.hint
