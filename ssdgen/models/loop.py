@@ -66,9 +66,9 @@ class Decoder:
         self.every = every
         self.cache = model.init_cache(batch)
         self._generator = torch.Generator(device).manual_seed(self.sampling.seed)
-        self._stops = torch.zeros(model.config.vocab, dtype=torch.bool)
-        self._stops[list(self.stop)] = True
-        self._stops = self._stops.to(device)
+        stops = torch.zeros(model.config.vocab, dtype=torch.bool)
+        stops[list(self.stop)] = True
+        self._stops = stops.to(device)
         self._pad = torch.tensor(pad, device=device)
         self._ended = torch.zeros(batch, dtype=torch.bool, device=device)
         self._recent = torch.zeros((batch, self.every), dtype=torch.int64, device=device)

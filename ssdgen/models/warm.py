@@ -14,7 +14,7 @@ import torch
 from ssdgen.diagnostics import UserError
 from ssdgen.generated import mamba2
 from ssdgen.ir.layer import Dtype
-from ssdgen.models.config import Config, read_config
+from ssdgen.models.config import read_config
 from ssdgen.models.mamba2 import AT_ONCE, Mamba2
 from ssdgen.run.inputs import DTYPES
 from ssdgen.run.recorded import recording
@@ -54,15 +54,16 @@ def launched_by(
 
     For every shape (b rows, 1 if it does not say, of t tokens, TOKENS if not) these are those of prompts of the lengths that
     are `near` that and are computed at once, of pieces behind others, and of steps. Only the configuration is read: two layers
-    without weights are called, on the CPU, where what is launched is written down; the others, whose caches begin at multiples
-    of the second's place, launch the same. Raises UserError for a folder without a model, for other axes, and too many rows.
+    of random weights are called, on the CPU, where what is launched is written down; the others, whose caches begin at
+    multiples of the second's place, launch the same. Raises UserError for a folder without a model, for other axes, and too
+    many rows.
     """
     config = read_config(folder)[0]
     config = replace(config, layers=min(2, config.layers))
     asked = [_rows(shape) for shape in shapes or ({},)]
     calls, requests = 0, []
     for dtype in dtypes:
-        model = _empty(config, DTYPES[dtype])
+        model = Mamba2.random(config, dtype=DTYPES[dtype])
         for rows, length in asked:
             lengths = _lengths(max(1, at_once // rows), length)
             with assumed(mamba2, device), recording(mamba2) as launches, torch.no_grad():
@@ -93,9 +94,3 @@ def _rows(shape: Mapping[str, int]) -> tuple[int, int]:
             f"--shape b={alike}: they are as many over a multiple of 16, and launch the same kernels",
         )
     return rows, shape.get("t", TOKENS)
-
-
-def _empty(config: Config, dtype: torch.dtype) -> Mamba2:
-    """A model whose weights are all zero."""
-    weights = {name: torch.zeros(shape, dtype=dtype) for name, shape in config.shapes().items()}
-    return Mamba2(config, weights, dtype)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Literal, get_args
@@ -149,12 +150,7 @@ def warm(
     """
     module = _loaded(path)
     wanted = _of_convolution if is_convolution(module) else _of_module
-
-    def of(device: Device) -> Wanted:
-        calls, requests = wanted(module, shapes, dtypes, device, also)
-        return Wanted(len(calls), requests, calls)
-
-    return filled(path, of, arch, jobs, heard)
+    return filled(path, partial(wanted, module, shapes, dtypes, also), arch, jobs, heard)
 
 
 def filled(
@@ -199,9 +195,9 @@ def _of_module(
     module: ModuleType,
     shapes: Sequence[Mapping[str, int]],
     dtypes: Sequence[Dtype],
-    device: Device,
     also: Collection[Also],
-) -> tuple[list[Call], list[CompileRequest]]:
+    device: Device,
+) -> Wanted:
     """The calls of an emitted module that are compiled for, and the kernels of these and of what is asked for beside them."""
     calls = list(calls_of(module, shapes, dtypes))
     requests = [r for call in calls for r in launched(module, call, device)]
@@ -213,23 +209,23 @@ def _of_module(
     requests += [r for call in kept for r in launched(module, call, device)]
     if "gradients" in also:
         requests += [r for call in (*calls, *kept) for r in differentiated(module, call, device)]
-    return calls, list(dict.fromkeys(requests))
+    return Wanted(len(calls), list(dict.fromkeys(requests)), calls)
 
 
 def _of_convolution(
     module: ModuleType,
     shapes: Sequence[Mapping[str, int]],
     dtypes: Sequence[Dtype],
-    device: Device,
     also: Collection[Also],
-) -> tuple[list[Call], list[CompileRequest]]:
+    device: Device,
+) -> Wanted:
     """The same of the causal convolution, whose calls here are the plainest ones: nothing of it depends on the device, and its
     gradients are plain torch's."""
     several = [conv_sizes(module, shape, BATCH, TOKENS) for shape in shapes or ({},)]
     each = list(itertools.product(several, dtypes))
     calls = [Call(sizes, dtype, present) for sizes, dtype in each for present in ((), ("bias",))]
     requests = [r for sizes, dtype in each for r in convolved(module, sizes, dtype, near(sizes["t"]), "steps" in also)]
-    return calls, list(dict.fromkeys(requests))
+    return Wanted(len(calls), list(dict.fromkeys(requests)), calls)
 
 
 def launched(module: ModuleType, call: Call, device: Device) -> tuple[CompileRequest, ...]:

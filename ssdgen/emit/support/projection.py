@@ -77,8 +77,10 @@ def project_and_convolve(
     if not isinstance(taps, Tensor) or taps.dim() != 2:
         found = f"shape {list(taps.shape)}" if isinstance(taps, Tensor) else type(taps).__name__
         raise ValueError(f"{NAME}: `taps` must be a torch.Tensor [d w] (rank 2), got {found}")
+    if not isinstance(cache, Tensor):
+        raise TypeError(f"{NAME}: `cache` must be a torch.Tensor, got {type(cache).__name__}")
     o, d = len(weight), len(taps)
-    if not 0 <= first <= o - d:
+    if type(first) is not int or not 0 <= first <= o - d:
         raise ValueError(f"{NAME}: `first` must be 0 to {o - d}, for {d} of {o} outputs to begin there, got {first!r}")
     if _runs_kernels(x, weight, bias, norm, cache, taps, taps_bias) and _projection.at_once(x, weight):
         y = torch.empty((1, o), dtype=weight.dtype, device=x.device)
