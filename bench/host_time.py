@@ -6,9 +6,9 @@ Prints one JSON object a line, in microseconds, medians of calls that are timed 
 waited for:
 
   ours       a shape: forward without gradients; by `checks`, the kind of the call; `memory`, of results and between kernels;
-             `launches`, each by itself; and the usual way, of a call that has not come before
-  training   forward and backward pass with autograd, by torch.autograd.grad: the forward pass, both, and the launches of the
-             backward pass
+             `launches`, as one where it is one; and the usual way, of a call that has not come before
+  training   forward and backward pass with autograd, by torch.autograd.grad: the forward pass, both, the launches of the
+             backward pass, and both passes of a function that computes nothing
   decode     a step of a layer of 80 heads, and of its convolution, with memory for the outputs
   peers      the forward pass of those that are installed (`mamba_ssm`, TileGym), at the same inputs
 """
@@ -24,12 +24,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from generated import _driver, causal_conv, mamba2, mamba2_gradients
+from generated import _replay, causal_conv, mamba2, mamba2_gradients
 from ssdgen.run.gpu_peers import mamba_ssm, tilegym
 from ssdgen.run.inputs import DTYPES, Case, draw
 from ssdgen.spec import load_source, read_layer
@@ -54,24 +55,23 @@ def median(call: Callable[[], Any], rounds: int) -> float:
 
 
 def launches(call: Callable[[], Any], rounds: int) -> list[float]:
-    """Microseconds of each launch of a call that goes to the driver, in order; none where it does not."""
-    driver, found = _driver.DRIVER, []
-    launch = driver.launch
+    """Microseconds of the launches of each replay of a call, in order; none where it goes the usual way."""
+    found: list[float] = []
+    launched = _replay.Words.launched
 
-    def timed(*arguments: Any) -> int:
+    def timed(words: _replay.Words, device: int) -> bool:
         start = time.perf_counter()
-        result: int = launch(*arguments)
+        went_well = launched(words, device)
         found.append(time.perf_counter() - start)
-        return result
+        return went_well
 
-    driver.__dict__["launch"] = timed
     count = 0
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        before = len(found)
-        call()
-        count = len(found) - before
-    driver.__dict__["launch"] = launch
+    with mock.patch.object(_replay.Words, "launched", timed):
+        for _ in range(rounds):
+            torch.cuda.synchronize()
+            before = len(found)
+            call()
+            count = len(found) - before
     return [round(statistics.median(found[i::count]) * 1e6, 1) for i in range(count)]
 
 
@@ -90,7 +90,10 @@ def ours(inputs: dict[str, Any], rounds: int) -> dict[str, Any]:
             return {"forward": median(lambda: mamba2.forward(**inputs), rounds), "usual": usual, "launches": "usual"}
 
         def memory() -> list[torch.Tensor]:
-            taken = [torch.empty(r[0], dtype=r[1], device=device) for r in replay.results]
+            taken = [
+                torch.empty_like(given[r]) if type(r) is int else torch.empty(r[0], dtype=r[1], device=device)
+                for r in replay.results
+            ]
             return [*taken, torch.empty(replay.size, dtype=torch.uint8, device=device)]
 
         return {
@@ -112,13 +115,29 @@ def training(inputs: dict[str, Any], rounds: int) -> dict[str, Any]:
 
     for _ in range(3):
         both()
-    forward = len(next(iter(mamba2.OPERATOR._calls._kept.values())).launches)
     return {
         "forward": median(lambda: mamba2.forward(**leaves), rounds),
         "forward and backward": median(both, rounds),
-        "launches of backward": launches(both, rounds)[forward:],
+        "launches of backward": launches(both, rounds)[1:],
+        "an empty function": median(empty(tuple(leaves.values()), arriving), rounds),
         "written down": len(mamba2_gradients.GRADIENTS._calls._kept),
     }
+
+
+def empty(leaves: tuple[torch.Tensor, ...], arriving: torch.Tensor) -> Callable[[], Any]:
+    """Both passes of a function that computes nothing: what PyTorch's autograd takes for itself."""
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(*inputs)
+            return torch.empty_like(arriving)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            return ctx.saved_tensors
+
+    return lambda: torch.autograd.grad(Nothing.apply(*leaves), leaves, arriving)
 
 
 def decode(dtype: torch.dtype, rounds: int) -> dict[str, Any]:

@@ -7,6 +7,9 @@ From the third on the launches go to the driver as they are written down, but fo
 down so, since something in it is neither the caller's, nor its own memory, nor the same in every call, goes the usual way each
 time.
 
+Several launches go to the driver as one, a CUDA graph (some 0.1 MB of the GPU's memory): one for each kind and stream, and
+another for each further call of them at a time. Into a graph that somebody captures they go one by one.
+
 Nothing here synchronises; memory comes from PyTorch's allocator, on the current stream, so that calls on several streams and
 in CUDA graphs are as safe as the usual way.
 
@@ -136,60 +139,82 @@ class Prepared:
 class Words:
     """What the driver reads the launches of a call from: addresses of tensors first, then what is the same in every call."""
 
-    def __init__(self, addresses: int, constants: bytes, launches: Sequence[Prepared]) -> None:
+    def __init__(self, addresses: int, constants: bytes, launches: Sequence[Prepared], stream: int) -> None:
         self.words = bytearray(addresses * WORD) + constants
         start = ctypes.addressof(ctypes.c_char.from_buffer(self.words))
         self.attributes = [Attribute(id=_driver.EARLY, value=launch.early) for launch in launches]
         self.configs = [
-            LaunchConfig((*launch.grid, 1, 1)[:3], (1, 1, 1), 0, None, ctypes.pointer(attribute), 1)
+            LaunchConfig((*launch.grid, 1, 1)[:3], (1, 1, 1), 0, stream, ctypes.pointer(attribute), 1)
             for launch, attribute in zip(launches, self.attributes, strict=True)
         ]
         self.parameters = [
             (ctypes.c_void_p * len(launch.places))(*(start + place * WORD for place in launch.places))
             for launch in launches
         ]
-        self.stream: int | None = None
         self.launches = [
             (ctypes.addressof(config), launch.function, ctypes.addressof(parameters))
             for config, launch, parameters in zip(self.configs, launches, self.parameters, strict=True)
         ]
-
-    def on(self, stream: int) -> None:
-        """Launch on `stream` from now on."""
         self.stream = stream
-        for config in self.configs:
-            config.stream = stream
+        self._graph: _driver.Graph | None = None
+        self._whole = len(launches) > 1
+        """Whether launches may be one: not if the driver made no graph of them."""
+
+    def launched(self, device: int) -> bool:
+        """Launch; whether it went well."""
+        driver = _driver.DRIVER
+        if self._whole and not driver.capturing():
+            if self._graph is None:
+                driver.bind(device)
+                self._graph = driver.graph(self.launches)
+                self._whole = self._graph is not None
+                for own in self.configs:
+                    own.stream = self.stream
+            if self._graph is not None and self._graph.launch(self.stream) == 0:
+                return True
+        for config, function, parameters in self.launches:
+            if driver.launch(config, function, parameters, None):
+                driver.bind(device)
+                if driver.launch(config, function, parameters, None):
+                    return False
+        return True
 
 
 @dataclass(frozen=True)
 class Replay:
     """A call that was written down: `given` are the places of the caller's tensors whose addresses it takes, `results` the
-    shape and dtype of each that it makes, and `between` where in one piece of memory, of `size` bytes, what is between the
-    kernels lies; `values` are what it returns, of the caller's or results, or None. `free` are words of calls that are over:
-    no two calls have the same at a time."""
+    shape and dtype of each that it makes, or the place of a tensor of the caller that has both (of which PyTorch makes the like
+    in half the time), and `between` where in one piece of memory, of `size` bytes, what is between the
+    kernels lies; `values` are what it returns, of the caller's or results, or None. `free` are words of calls that are over,
+    by stream: no two calls have the same at a time."""
 
     device: int
     given: tuple[int, ...]
-    results: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    results: tuple[tuple[tuple[int, ...], torch.dtype] | int, ...]
     values: tuple[_Address | None, ...]
     size: int
     between: tuple[int, ...]
     constants: bytes
     launches: tuple[Prepared, ...]
     addresses: struct.Struct
-    free: list[Words]
+    free: dict[int, list[Words]]
 
     def __call__(self, given: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         """The values of another call of the kind; None if a launch was refused, and nothing is said about why."""
         driver = _driver.DRIVER
         place = given[self.given[0]].device  # type: ignore[union-attr]
-        results = [torch.empty(shape, dtype=dtype, device=place) for shape, dtype in self.results]
+        results = [
+            torch.empty_like(given[r]) if type(r) is int else torch.empty(r[0], dtype=r[1], device=place)  # type: ignore
+            for r in self.results
+        ]
         memory = torch.empty(self.size, dtype=torch.uint8, device=place) if self.size else None
         base = 0 if memory is None else memory.data_ptr()
+        stream = driver.stream(self.device)
+        free = self.free.setdefault(stream, [])
         try:
-            words = self.free.pop()
+            words = free.pop()
         except IndexError:
-            words = Words(self.addresses.size // WORD, self.constants, self.launches)
+            words = Words(self.addresses.size // WORD, self.constants, self.launches, stream)
         self.addresses.pack_into(
             words.words,
             0,
@@ -197,16 +222,9 @@ class Replay:
             *[x.data_ptr() for x in results],
             *[base + offset for offset in self.between],
         )
-        stream = driver.stream(self.device)
-        if stream != words.stream:
-            words.on(stream)
-        launch = driver.launch
-        for config, function, parameters in words.launches:
-            if launch(config, function, parameters, None):
-                driver.bind(self.device)
-                if launch(config, function, parameters, None):
-                    return None
-        self.free.append(words)
+        if not words.launched(self.device):
+            return None
+        free.append(words)
         return tuple(
             [None if v is None else results[v.number] if v.kind == "result" else given[v.number] for v in self.values]
         )
@@ -240,7 +258,7 @@ def prepared(
     return Replay(
         device=device,
         given=tuple(a.number for a in memory.addresses if a.kind == "given"),
-        results=tuple((tuple(x.shape), x.dtype) for x in memory.results),
+        results=tuple(_form(x, given) for x in memory.results),
         values=memory.values,
         size=memory.size,
         between=tuple(a.number for a in own),
@@ -252,8 +270,17 @@ def prepared(
             for handle, launch, words in launches
         ),
         addresses=struct.Struct(f"{len(addresses)}Q"),
-        free=[],
+        free={},
     )
+
+
+def _form(result: Tensor, given: Sequence[Tensor | None]) -> tuple[tuple[int, ...], torch.dtype] | int:
+    """What to make another `result` from: its shape and dtype, or the place of a contiguous tensor among `given` like it."""
+    shape, dtype = tuple(result.shape), result.dtype
+    alike = (
+        i for i, x in enumerate(given) if x is not None and x.is_contiguous() and (x.shape, x.dtype) == (shape, dtype)
+    )
+    return next(alike, (shape, dtype))
 
 
 @dataclass(frozen=True)

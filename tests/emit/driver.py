@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from generated._driver import LaunchConfig
+from generated._driver import Launch, LaunchConfig
 from ssdgen.run.emulate import launch
 
 
@@ -24,7 +25,8 @@ class Function:
 
 class EmulatedDriver:
     """As `generated._driver.Cuda`, for CPU tensors; `launched` are the names of kernels, `refuse` those that fail, and
-    `current` is the stream that they must come on; nothing is launched before a context is `bound`."""
+    `current` is the stream that they must come on; nothing is launched before a context is `bound`. `graphs` says whether
+    it makes graphs, `made` how many it made, and `whole` how often one was launched."""
 
     def __init__(self) -> None:
         self.functions: list[Function] = []
@@ -32,6 +34,7 @@ class EmulatedDriver:
         self.refuse: set[str] = set()
         self.current = 7
         self.bound = True
+        self.graphs, self.made, self.whole = True, 0, 0
 
     def device(self, x: torch.Tensor) -> int | None:
         return -1 if x.device.type == "cpu" else None
@@ -45,6 +48,16 @@ class EmulatedDriver:
 
     def capturing(self) -> bool:
         return False
+
+    def graph(self, launches: Sequence[Launch]) -> EmulatedGraph | None:
+        """None where one of them is refused, which the driver says when they are captured."""
+        names = {self.functions[function - 1].kernel._pyfunc.__name__ for _, function, _ in launches}
+        if not self.graphs or names & self.refuse:
+            return None
+        self.made += 1
+        for config, _, _ in launches:
+            LaunchConfig.from_address(config).stream = None  # that which they are captured on
+        return EmulatedGraph(self, list(launches))
 
     def function(self, kernel: Any, arguments: tuple[Any, ...], device: int) -> tuple[int, tuple[bool, ...]]:
         annotations = [str(p.annotation) for p in inspect.signature(kernel._pyfunc).parameters.values()]
@@ -83,6 +96,27 @@ class EmulatedDriver:
         if name in self.refuse:
             return 1
         launch(it.kernel, tuple(how.grid), tuple(arguments))
+        return 0
+
+
+@dataclass(frozen=True)
+class EmulatedGraph:
+    """As `generated._driver.Graph`: launches whose parameters are read when it is launched."""
+
+    driver: EmulatedDriver
+    launches: list[Launch]
+
+    def launch(self, stream: int) -> int:
+        names = {self.driver.functions[function - 1].kernel._pyfunc.__name__ for _, function, _ in self.launches}
+        if not self.driver.bound or names & self.driver.refuse:
+            return 1
+        self.driver.whole += 1
+        for config, function, parameters in self.launches:
+            how = LaunchConfig.from_address(config)
+            before, how.stream = how.stream, stream
+            problem = self.driver.launch(config, function, parameters, None)
+            how.stream = before
+            assert problem == 0
         return 0
 
 

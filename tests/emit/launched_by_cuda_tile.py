@@ -1,4 +1,5 @@
-"""A process that launches a call's kernels with `cuda.tile.launch` and from what was written down, and compares both.
+"""A process that launches a call's kernels with `cuda.tile.launch` and from what was written down, one by one and as a graph,
+and compares them.
 
 libcuda is a stand-in that computes nothing: it answers questions about a device that is not there, and writes down what it is
 asked to launch. cuda.tile finds it in place of its own module that loads libcuda.
@@ -18,12 +19,17 @@ from typing import Any
 import torch
 
 CONTEXT, KERNEL, STREAM = 0x77, 0x4242, 7
+CAPTURED, GRAPH, EXECUTABLE, NODE = 0x99, 0x55, 0x66, 0x1000
+"""A stream that is captured, what becomes of it, and the first of its nodes, behind which the others are numbered."""
 CAPABILITY = {75: 9, 76: 0}
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and MINOR."""
 
 Launched = tuple[int, list[int], list[int], int, list[int]]
 LAUNCHED: list[Launched] = []
 """What the driver was asked for: kernel, grid, block, whether early, and the first 8 bytes of each parameter."""
+
+NODES: list[Launched] = []
+"""What was captured, with the parameters that were set last."""
 
 COUNTS: list[int] = []
 """How many parameters the kernels of a call have, in order, which the driver knows from their code."""
@@ -37,16 +43,55 @@ def put(address: int, value: int, kind: Any = c_void_p) -> int:
     return 0
 
 
+def words_at(parameters: int, number: int) -> list[int]:
+    """The first 8 bytes of each parameter of the kernel that is launched as the `number`-th."""
+    addresses = (c_void_p * COUNTS[number % len(COUNTS)]).from_address(parameters)
+    return [ctypes.c_uint64.from_address(a or 0).value for a in addresses]
+
+
 def note(config: int, kernel: int, parameters: int, extra: int) -> int:
     from generated._driver import LaunchConfig
 
     if not CURRENT[0]:
         return 201  # CUDA_ERROR_INVALID_CONTEXT
     how = LaunchConfig.from_address(config)
-    assert (how.stream, how.count, how.shared_bytes, how.attributes[0].id) == (STREAM, 1, 0, 6)
-    addresses = (c_void_p * COUNTS[len(LAUNCHED) % len(COUNTS)]).from_address(parameters)
-    words = [ctypes.c_uint64.from_address(a or 0).value for a in addresses]
-    LAUNCHED.append((kernel, list(how.grid), list(how.block), how.attributes[0].value, words))
+    into = NODES if how.stream == CAPTURED else LAUNCHED
+    assert (how.count, how.shared_bytes, how.attributes[0].id) == (1, 0, 6)
+    assert how.stream in (STREAM, CAPTURED)
+    words = words_at(parameters, len(into))
+    into.append((kernel, list(how.grid), list(how.block), how.attributes[0].value, words))
+    return 0
+
+
+def last_node(stream: int, status: int, number: int, graph: int, nodes: int, edges: int, count: int) -> int:
+    LAST[0] = NODE + len(NODES) - 1
+    return put(nodes, ctypes.addressof(LAST)) or put(count, 1, ctypes.c_size_t)
+
+
+LAST = (c_void_p * 1)()
+
+
+def parameters_of(node: int, parameters: int) -> int:
+    from generated._driver import NodeParameters
+
+    found = NodeParameters.from_address(parameters)
+    found.kernel, found.grid, found.block = NODES[node - NODE][0], tuple(NODES[node - NODE][1]), (1, 1, 1)
+    return 0
+
+
+def set_parameters(executable: int, node: int, parameters: int) -> int:
+    from generated._driver import NodeParameters
+
+    at, found = node - NODE, NodeParameters.from_address(parameters)
+    kernel, grid, block, early, _ = NODES[at]
+    assert (executable, found.kernel, list(found.grid)) == (EXECUTABLE, kernel, grid)
+    NODES[at] = kernel, grid, block, early, words_at(found.parameters, at)
+    return 0
+
+
+def launch_graph(executable: int, stream: int) -> int:
+    assert (executable, stream) == (EXECUTABLE, STREAM)
+    LAUNCHED.extend(NODES)
     return 0
 
 
@@ -63,6 +108,13 @@ ANSWERS: dict[str, tuple[int, Callable[..., int]]] = {
     "cuLibraryLoadData": (8, lambda library, *rest: put(library, 0x11)),
     "cuLibraryGetKernel": (3, lambda kernel, library, name: put(kernel, KERNEL)),
     "cuLaunchKernelEx": (4, note),
+    "cuStreamCreate": (2, lambda stream, flags: put(stream, CAPTURED)),
+    "cuStreamGetCaptureInfo_v3": (7, last_node),
+    "cuStreamEndCapture": (2, lambda stream, graph: put(graph, GRAPH)),
+    "cuGraphKernelNodeGetParams_v2": (2, parameters_of),
+    "cuGraphInstantiateWithFlags": (3, lambda executable, graph, flags: put(executable, EXECUTABLE)),
+    "cuGraphExecKernelNodeSetParams_v2": (3, set_parameters),
+    "cuGraphLaunch": (2, launch_graph),
 }
 FUNCTIONS = {name: ctypes.CFUNCTYPE(c_int, *(c_void_p,) * n)(answer) for name, (n, answer) in ANSWERS.items()}
 NOTHING = ctypes.CFUNCTYPE(c_int)(lambda: 0)
@@ -113,9 +165,14 @@ def main() -> None:
 
     from generated import _driver, _kept, _launch, _replay, mamba2
 
+    captures = True
+
     class Driver(_driver.Cuda):
         def stream(self, device: int) -> int:
             return STREAM
+
+        def capturing(self) -> bool:
+            return captures
 
         def function(self, kernel: Any, arguments: tuple[Any, ...], device: int) -> tuple[int, tuple[bool, ...]] | None:
             return super().function(kernel, dressed(arguments), device)
@@ -146,9 +203,18 @@ def main() -> None:
     replay = _replay.prepared(recording, given, values, -1)
     assert replay is not None
     assert [len(launch.places) for launch in replay.launches] == COUNTS
-    CURRENT[0] = 0
-    again = replay(given)
-    assert again is not None
+    for captures in (True, False):  # one by one, then as a graph
+        CURRENT[0] = 0
+        LAUNCHED.clear()
+        again = replay(given)
+        assert again is not None
+        assert bool(NODES) is not captures
+        compare(expected, recording, values, again)
+    print(f"{len(expected)} launches alike")
+
+
+def compare(expected: list[Launched], recording: Any, values: Any, again: Any) -> None:
+    """What was launched is what was `expected`, but for the memory of a call, of whose results `values` became `again`."""
     own = {v.data_ptr(): w.data_ptr() for v, w in zip(values, again, strict=True) if v is not None and w is not None}
     between = [m for m in recording.memory if m.data_ptr() not in own]
     starts: dict[int, int] = {}
@@ -165,7 +231,6 @@ def main() -> None:
                 assert starts.setdefault(block.data_ptr(), start) == start
     ends = sorted((starts[m.data_ptr()], m.nbytes) for m in between)
     assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(ends))
-    print(f"{len(expected)} launches alike")
 
 
 def _sizes(launch: Any) -> list[int]:

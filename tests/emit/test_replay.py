@@ -79,6 +79,44 @@ def test_a_call_that_comes_again(name: str, memory: str, driver: EmulatedDriver)
         assert same(got, usual(module, inputs))
 
 
+def test_several_launches_are_one(driver: EmulatedDriver) -> None:
+    """One graph for a kind and a stream, whose parameters are those of each call; one launch alone needs none."""
+    for seed in range(5):
+        inputs = inputs_of(seed=seed)
+        assert same(mamba2.forward(**inputs), usual(mamba2, inputs))
+    assert (driver.made, driver.whole) == (1, 3)
+    driver.current = 8
+    for seed in range(2):
+        mamba2.forward(**inputs_of(seed=seed))
+    assert (driver.made, driver.whole) == (2, 5)
+    for seed in range(4):
+        (S,), inputs = step_of("mamba2", seed, torch.float32)
+        mamba2.step(S, **inputs)
+    assert driver.launched[-1] == "token_step"
+    assert (driver.made, driver.whole) == (2, 5)
+
+
+def test_where_no_graph_is_made(driver: EmulatedDriver) -> None:
+    """Launches go one by one where the driver refuses it, and into a graph that somebody captures."""
+    driver.graphs = False
+    for seed in range(4):
+        inputs = inputs_of(seed=seed)
+        assert same(mamba2.forward(**inputs), usual(mamba2, inputs))
+    assert driver.launched.count("walk_out") == 2
+    assert (driver.made, driver.whole) == (0, 0)
+
+
+def test_a_graph_is_not_launched_into_one(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call within somebody's capture goes one by one, and one behind it is one again."""
+    inputs = inputs_of()
+    for captures, whole in ((False, 0), (False, 0), (True, 0), (False, 1), (True, 1), (False, 2)):
+        monkeypatch.setattr(driver, "capturing", lambda captures=captures: captures)
+        assert same(mamba2.forward(**inputs), usual(mamba2, inputs))
+        assert driver.whole == whole
+    assert driver.made == 1
+    assert driver.launched.count("walk_out") == 4
+
+
 @pytest.mark.parametrize("absent", [("S0", "D", "dt_bias", "z"), ("z",)])
 def test_what_is_absent(absent: tuple[str, ...], driver: EmulatedDriver) -> None:
     """Stand-ins for absent inputs and the default of others are no caller's tensors."""

@@ -70,6 +70,23 @@ def test_forward_from_anywhere() -> None:
         assert same(captured, usual(forward(8)))
 
 
+def test_calls_that_wait_for_nothing() -> None:
+    """One behind the other, on two streams: each reads its own addresses, though the graph of those before still runs."""
+    with torch.no_grad():
+        calls = [forward(seed) for seed in range(6)]
+        want = [usual(call) for call in calls]
+        streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+        streams[1].wait_stream(streams[0])
+        found = []
+        for number in range(60):
+            with torch.cuda.stream(streams[number // 3 % 2]):
+                found.append(calls[number % 6]())
+    torch.cuda.synchronize()
+    replay = next(iter(mamba2.OPERATOR._calls._kept.values()))
+    assert all(words._graph is not None for free in replay.free.values() for words in free)
+    assert all(same(values, want[number % 6]) for number, values in enumerate(found))
+
+
 def test_gradients() -> None:
     def both(seed: int) -> tuple[Tensor, ...]:
         inputs = inputs_of(seed)

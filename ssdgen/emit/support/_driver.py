@@ -4,14 +4,19 @@
 has changed since another launch needs only new addresses, and calls the driver itself. A kernel takes an array as its
 address, then its lengths, then its strides, each a parameter; numbers are one parameter each, constants none.
 
+Several launches are one to the host as a CUDA graph: to set the parameters of its kernels and launch it takes a fourth of
+the time that launching them one by one does.
+
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +26,13 @@ from . import _kept, _launch
 
 EARLY = 6
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
+
+
+NON_BLOCKING, RELAXED = 1, 2
+"""CU_STREAM_NON_BLOCKING and CU_STREAM_CAPTURE_MODE_RELAXED: other threads, and graphs that they capture, are not minded."""
+
+Launch = tuple[int, int, int]
+"""The address of a LaunchConfig, a kernel, and the address of its parameters'."""
 
 
 class Attribute(ctypes.Structure):
@@ -36,6 +48,45 @@ class LaunchConfig(ctypes.Structure):
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
         ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(Attribute)), ("count", ctypes.c_uint),
     )  # fmt: skip
+
+
+class NodeParameters(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS, the second version."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint), ("parameters", ctypes.c_void_p), ("extra", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p), ("context", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class Graph:
+    """Launches that were captured in `graph`, made `executable`: a node each, with its NodeParameters. It runs behind itself
+    only, on whatever streams it is launched."""
+
+    def __init__(
+        self, driver: ctypes.CDLL, graph: int, executable: int, nodes: Sequence[tuple[int, NodeParameters]]
+    ) -> None:
+        self._executable, self._parameters = executable, [parameters for _, parameters in nodes]
+        self._nodes = [(node, ctypes.addressof(parameters)) for node, parameters in nodes]
+        self._set, self._launch = driver.cuGraphExecKernelNodeSetParams_v2, driver.cuGraphLaunch
+        self._set.argtypes, self._launch.argtypes = (ctypes.c_void_p,) * 3, (ctypes.c_void_p,) * 2
+        weakref.finalize(self, _destroyed, driver, graph, executable).atexit = False
+
+    def launch(self, stream: int) -> int:
+        """Read the parameters of all kernels as they are now, and launch them on `stream`; 0 if it went well, else none was."""
+        for node, parameters in self._nodes:
+            problem: int = self._set(self._executable, node, parameters)
+            if problem:
+                return problem
+        found: int = self._launch(self._executable, stream)
+        return found
+
+
+def _destroyed(driver: ctypes.CDLL, graph: int, executable: int) -> None:
+    """Free a graph; what of it still runs goes on."""
+    driver.cuGraphExecDestroy(ctypes.c_void_p(executable))
+    driver.cuGraphDestroy(ctypes.c_void_p(graph))
 
 
 class Cuda:
@@ -60,6 +111,40 @@ class Cuda:
         function.argtypes, function.restype = (ctypes.c_void_p,) * 4, ctypes.c_int
         return function
 
+    def graph(self, launches: Sequence[Launch]) -> Graph | None:
+        """`launches` in their order, as one; None where the driver makes no graph of them. Their configs' streams change."""
+        driver = ctypes.CDLL("libcuda.so.1")
+        with _relaxed(driver), _own_stream(driver) as stream:
+            graph, nodes = self._captured(driver, stream, launches)
+            if graph.value is None:
+                return None
+            executable, instantiate = ctypes.c_void_p(), driver.cuGraphInstantiateWithFlags
+            if len(nodes) < len(launches) or instantiate(ctypes.byref(executable), graph, None):
+                driver.cuGraphDestroy(graph)
+                return None
+            driver.cuGraphUpload(executable, stream)  # now, for a launch not to while somebody captures another
+        return Graph(driver, graph.value, executable.value or 0, nodes)
+
+    def _captured(
+        self, driver: ctypes.CDLL, stream: ctypes.c_void_p, launches: Sequence[Launch]
+    ) -> tuple[ctypes.c_void_p, list[tuple[int, NodeParameters]]]:
+        """The graph of `launches`, and the node of each, up to the first that is refused."""
+        nodes: list[tuple[int, NodeParameters]] = []
+        if driver.cuStreamBeginCapture_v2(stream, RELAXED):
+            return ctypes.c_void_p(), nodes
+        for config, function, parameters in launches:
+            LaunchConfig.from_address(config).stream = stream.value
+            if self.launch(config, function, parameters, None):
+                break
+            at, found = _last_node(driver, stream), NodeParameters()
+            if at is None or driver.cuGraphKernelNodeGetParams_v2(ctypes.c_void_p(at), ctypes.byref(found)):
+                break
+            found.parameters = parameters
+            nodes.append((at, found))
+        graph = ctypes.c_void_p()
+        driver.cuStreamEndCapture(stream, ctypes.byref(graph))
+        return graph, nodes
+
     def bind(self, device: int) -> None:
         """Make PyTorch's context of a device that of this thread, if it has none: before they launch anything through PyTorch,
         threads that autograd starts have not. Where that is refused, so is the next launch."""
@@ -75,6 +160,38 @@ class Cuda:
         image = _kept.image(kernel, arguments, torch.cuda.get_device_capability(device))
         loaded = None if image is None else _loaded(image.symbol, image.cubin)
         return None if image is None or loaded is None else (loaded, image.constants)
+
+
+def _last_node(driver: ctypes.CDLL, stream: ctypes.c_void_p) -> int | None:
+    """The node that what is captured next on a stream waits for, if it is one."""
+    status, number, graph = ctypes.c_int(), ctypes.c_ulonglong(), ctypes.c_void_p()
+    nodes, edges, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_void_p(), ctypes.c_size_t()
+    places = (status, number, graph, nodes, edges, count)
+    problem = driver.cuStreamGetCaptureInfo_v3(stream, *(ctypes.byref(place) for place in places))
+    return None if problem or count.value != 1 else nodes[0]
+
+
+@contextlib.contextmanager
+def _relaxed(driver: ctypes.CDLL) -> Iterator[None]:
+    """Within it this thread may do what a graph that somebody captures would forbid."""
+    mode = ctypes.c_int(RELAXED)
+    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+@contextlib.contextmanager
+def _own_stream(driver: ctypes.CDLL) -> Iterator[ctypes.c_void_p]:
+    """A stream that nobody else has; without a context an invalid one, on which nothing begins."""
+    stream = ctypes.c_void_p()
+    driver.cuStreamCreate(ctypes.byref(stream), NON_BLOCKING)
+    try:
+        yield stream
+    finally:
+        if stream.value is not None:
+            driver.cuStreamDestroy_v2(stream)
 
 
 @functools.cache
