@@ -8,7 +8,7 @@ waited for:
   ours       a shape: forward without gradients; by `checks`, the kind of the call; `memory`, of results and between kernels;
              `launches`, as one where it is one; and the usual way, of a call that has not come before
   training   forward and backward pass with autograd, by torch.autograd.grad: the forward pass, both, the launches of the
-             backward pass, and both passes of a function that computes nothing
+             backward pass, both without another thread for it, and both passes of a function that computes nothing
   decode     a step of a layer of 80 heads, and of its convolution, with memory for the outputs
   peers      the forward pass of those that are installed (`mamba_ssm`, TileGym), at the same inputs
 """
@@ -119,9 +119,16 @@ def training(inputs: dict[str, Any], rounds: int) -> dict[str, Any]:
         "forward": median(lambda: mamba2.forward(**leaves), rounds),
         "forward and backward": median(both, rounds),
         "launches of backward": launches(both, rounds)[1:],
+        "in one thread": in_one_thread(both, rounds),
         "an empty function": median(empty(tuple(leaves.values()), arriving), rounds),
         "written down": len(mamba2_gradients.GRADIENTS._calls._kept),
     }
+
+
+def in_one_thread(call: Callable[[], Any], rounds: int) -> float:
+    """Microseconds of a call where PyTorch's autograd computes gradients in the thread that asks for them."""
+    with torch.autograd.set_multithreading_enabled(False):
+        return median(call, rounds)
 
 
 def empty(leaves: tuple[torch.Tensor, ...], arriving: torch.Tensor) -> Callable[[], Any]:
