@@ -177,10 +177,13 @@ class OnGpu:
             )  # fmt: skip
 
         def convolution(i: int, w: LayerWeights) -> object:
-            return causal_conv.step(cache.convolution[i], convolved, w.conv, w.conv_bias, activation="silu")
+            return causal_conv.step(
+                cache.convolution[i], convolved, w.conv, w.conv_bias, activation="silu", steady=True
+            )
 
         def state(i: int, w: LayerWeights) -> object:
-            return mamba2.step(cache.states[i], x, dt, w.A, B, C, D=w.D, dt_bias=w.dt_bias, z=y.view(1, c.heads, -1))
+            z = y.view(1, c.heads, -1)
+            return mamba2.step(cache.states[i], x, dt, w.A, B, C, D=w.D, dt_bias=w.dt_bias, z=z, steady=True)
 
         def out(i: int, w: LayerWeights) -> object:
             return projection.project(y, w.out_proj, norm=w.gated_norm, onto=residual, steady=True)
