@@ -73,8 +73,8 @@ def project_and_convolve(
     of them.
 
     cache: [b d w-1], the dtype of `weight`, rolls on in place; taps: [d w]; taps_bias: [d]; activation: "silu" or None: as of
-    `causal_conv.step`. first: 0 to o - d. steady: the promises of `project` and of that: of `weight` and `norm`, and of `cache`,
-    `taps` and `taps_bias`, whether one launch reads them or another. The others, and errors, are as of the two as well.
+    `causal_conv.step`. first: 0 to o - d. steady: promises of all of `weight`, `norm`, `cache`, `taps` and `taps_bias` what
+    `project` asks of the first two. The others, and errors, are as of `project` and of `causal_conv.step`.
     """
     _check(x, weight, bias, norm, None)
     _rt.check_flag(NAME, "steady", steady)

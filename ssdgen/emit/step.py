@@ -112,8 +112,8 @@ class StepHost:
             "write_indices: the slots to update, if others than those to read; nothing is written at a negative one\n"
             "out: the outputs' memory; then nothing is allocated\n"
             "steady: promises that what wrote the states and the inputs without a time axis was queued before the last kernel"
-            " that was launched the ordinary way, as PyTorch's are: they are read while that one, and those behind it, may still"
-            " run. Not used with `state_indices`, or where an input with a default is left out\n\n"
+            " that was launched the ordinary way, as PyTorch's are: they are read while that one, and those behind it, may"
+            " still run. Not used with `state_indices`, or where an input with a default is left out\n\n"
             "Nothing is differentiated on a GPU, nor through the states. Raises TypeError or ValueError, which name the"
             " tensor; the values of indices are checked on the CPU, and on a GPU if SSDGEN_DEBUG is set."
         )

@@ -88,8 +88,8 @@ def _differentiated(
 
 
 def _stepped(plan: Plan, module: ModuleType, dtype: Dtype, subsets: Iterable[tuple[str, ...]]) -> list[CompileRequest]:
-    """The kernels of one token with states of float32, for every set of optional inputs, also steady, and of a pool of slots with
-    states of bfloat16; and those of several tokens with the states before each kept. With the config of calls that fill a GPU."""
+    """The kernels of one token with states of float32, for every set of optional inputs, also steady, of a pool of slots with
+    states of bfloat16, and of several tokens with the states before each kept. With the config of calls that fill a GPU."""
     if not plan.step.kernels:
         return []
     layer = plan.form.recurrence.layer

@@ -50,8 +50,8 @@ class Grid(DispatchMode):  # type: ignore[misc]
         self.wrote = False
 
     def leave(self) -> None:
-        """End the running block. A fault if some blocks do not wait for the launch before where others do, or let the one behind
-        begin, which relies on it that all before this one are over then."""
+        """End the running block. A fault if some do not wait for the launch before where others do, or where they let the one
+        behind begin, which relies on it that with this launch all before it are over."""
         if self.dependent and self.waited <= self.number:
             raise Fault("some block ends without grid_dependency_control_wait: all have to call it, or none")
 
