@@ -135,8 +135,8 @@ def test_states_are_indexed_with_int64_and_without_tma() -> None:
 
 @pytest.mark.parametrize("name", ["mamba2", "state_space_duality", "retnet", "linear_attention", "simple_gla", "mlstm"])
 def test_what_is_steady(name: str) -> None:
-    """A call that promises so, of states of its own, one token or several; both kernels where there are two, as neither writes
-    what the other reads first. Not of slots, and not where the call makes a default itself."""
+    """A call that promises so, of states of its own, one token or several; both kernels where there are two, as the second
+    reads nothing that the first writes. Not of slots, and not where the call makes a default itself."""
     of = subject(name)
     sizes = {a.name: 64 for a in of.layer.axes} | {"b": 2, "t": 1, "h": 8} | {g.axis: 1 for g in of.layer.groups}
     one = Call(sizes, "bf16")

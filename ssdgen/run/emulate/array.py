@@ -16,7 +16,7 @@ import torch
 from ssdgen.run.emulate.block import Grid, answers, here
 from ssdgen.run.emulate.dtypes import DType, cutile_dtype, implicit, is_boolean, is_float, is_integral, poison
 from ssdgen.run.emulate.errors import Fault
-from ssdgen.run.emulate.memory import Region, Track, elements, overwrite, whole_storage
+from ssdgen.run.emulate.memory import Track, elements, overwrite, whole_storage
 from ssdgen.run.emulate.tile import (
     Operand,
     Scalar,
@@ -77,16 +77,6 @@ class Array(ct.Array):  # type: ignore[misc]
             )
         name = f"{self.name}.slice({at}, {first}, {last})"
         return Array(self.view.narrow(at, first, last - first), name, self.track, self.grid, self.index_dtype)
-
-    def write(self, region: Region) -> None:
-        """The running block writes `region`; see `Track.write`."""
-        self.grid.wrote = True
-        self.track.write(region, self.grid.number, self.name)
-
-    def update(self, region: Region) -> None:
-        """The running block updates `region` atomically; see `Track.update`."""
-        self.grid.wrote = True
-        self.track.update(region, self.grid.number, self.name)
 
     def __getitem__(self, key: Any) -> Any:
         raise Fault(f"array {self.name} is indexed; use ct.load or ct.gather")
@@ -240,7 +230,7 @@ def store(
     box, steps, offset = _box(array, index, tuple(data.shape), order, check_bounds, "ct.store")
     if any(step == 0 and n > 1 for n, step in zip(box, steps, strict=True)):
         raise Fault(f"race: one element of {array.name} is written from several of a tile (a stride is 0)")
-    array.write((box, steps, offset))
+    array.track.write((box, steps, offset), array.grid.number, array.name)
     if box != tuple(data.shape):
         data = data[tuple(map(slice, box))]
     array.view.as_strided(box, steps, offset).copy_(data)
@@ -266,10 +256,8 @@ def bid(axis: int) -> Scalar:
 
 @answers(ct.grid_dependency_control_wait)
 def grid_dependency_control_wait() -> None:
-    """Nothing, as launches run one after the other here; a fault if the block has written already."""
+    """Nothing, as launches run one after the other here; but all blocks wait, or none: see `Grid.leave`."""
     grid = here()
-    if grid.wrote:
-        raise Fault("grid_dependency_control_wait behind a write: the launch before may still use what was there")
     grid.dependent = True
     if grid.waited == grid.number:
         grid.waited += 1
@@ -368,7 +356,7 @@ def scatter(
     if _repeats(where):
         raise Fault(f"race: ct.scatter writes one element of {array.name} more than once")
     values = _values(array, value, position)[wanted]
-    array.write(where)
+    array.track.write(where, array.grid.number, array.name)
     overwrite(whole_storage(array.view), where, values)
 
 
@@ -387,7 +375,7 @@ def _atomic(name: str, combine: Callable[[torch.Tensor, torch.Tensor], torch.Ten
         if name in ("atomic_max", "atomic_min") and is_float(array.dtype):
             raise Fault(f"ct.{name} of {array.name}, which holds {array.dtype.name}: cuTile takes integers")
         where, values = position[wanted], _values(array, update, position)[wanted]
-        array.update(where)
+        array.track.update(where, array.grid.number, array.name)
         flat = whole_storage(array.view)
         old = flat[where]
         if not _repeats(where):

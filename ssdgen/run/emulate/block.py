@@ -28,9 +28,8 @@ class Grid(DispatchMode):  # type: ignore[misc]
     """One launch being emulated; blocks run one after the other, axis 0 fastest.
 
     `block` is the index of the running block, always of three axes, and `number` its rank in the order of running.
-    `poisoned` says that the running block has loaded undetermined padding, `wrote` that it has written. `dependent` says that a
-    block has waited for the launch before, or let the one behind begin; `waited` counts the blocks that have waited, up to one
-    that has not.
+    `poisoned` says that the running block has loaded undetermined padding. `dependent` says that a block has waited for the
+    launch before, or let the one behind begin; `waited` counts the blocks that have waited, up to one that has not.
     """
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
@@ -38,7 +37,6 @@ class Grid(DispatchMode):  # type: ignore[misc]
         self.block = (0, 0, 0)
         self.number = 0
         self.poisoned = False
-        self.wrote = False
         self.dependent = False
         self.waited = 0
 
@@ -47,7 +45,6 @@ class Grid(DispatchMode):  # type: ignore[misc]
         self.block = self.index_of(number)
         self.number = number
         self.poisoned = False
-        self.wrote = False
 
     def leave(self) -> None:
         """End the running block. A fault if some do not wait for the launch before where others do, or where they let the one

@@ -124,15 +124,3 @@ def waits_in_one_block(x, y, n: ct.Constant[int], which: ct.Constant[int]):
 def lets_the_next_begin(x, y, n: ct.Constant[int]):
     ct.grid_dependency_control_launch_dependents()
     ct.store(y, (ct.bid(0),), ct.load(x, (ct.bid(0),), (n,)))
-
-
-@ct.kernel
-def waits_behind_a_write(x, y, n: ct.Constant[int]):
-    ct.store(y, (ct.bid(0),), ct.load(x, (ct.bid(0),), (n,)))
-    ct.grid_dependency_control_wait()
-
-
-@ct.kernel
-def updates_and_waits(x, y, n: ct.Constant[int]):
-    ct.atomic_add(y, ct.arange(n, dtype=ct.int32), ct.load(x, (0,), (n,)))
-    ct.grid_dependency_control_wait()
