@@ -155,7 +155,8 @@ class OnGpu:
             yield self._figure("prefill", f"{PREFILL} tokens, {name}", rates, "TFLOP/s")
 
     def pieces(self) -> Iterator[Figure]:
-        """The launches of a step, each over all layers: the weights of one are not in the cache when its turn comes again."""
+        """The launches of a step, each over all layers: the weights of one are not in the cache when its turn comes again. They
+        are steady as in the model: a layer's own state comes again in the next graph, which waits for the one before."""
         c, layers = self.config, self.model.layers
         bf16 = {"device": self.device, "dtype": torch.bfloat16}
         residual = torch.randn(1, c.width, device=self.device)

@@ -15,10 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from generated import _conv, _runtime, causal_conv
-from ssdgen.ir.build import ConstantArg
 from ssdgen.run.checks import BOUNDS, poisoned_memory, relative_error
 from ssdgen.run.emulate import emulation, launch
-from ssdgen.run.recorded import recording
 
 NAN = float("nan")
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -167,43 +165,6 @@ def test_steps_are_forward(name: str, dtype: torch.dtype, t: int, w: int, at_onc
     assert torch.equal(torch.cat(some, 1), y)
     assert torch.equal(one, final)
     assert torch.equal(several, final)
-
-
-@pytest.mark.parametrize("name", PATHS)
-@pytest.mark.parametrize("dtype", [BF16, F32])
-@pytest.mark.parametrize("w", causal_conv.WIDTHS)
-def test_steady_steps_are_steps(name: str, dtype: torch.dtype, w: int) -> None:
-    """Fewer tokens than the cache keeps, as many as a block takes, and more; bit for bit, outputs and cache."""
-    for t, d, biased, silu in ((1, 5, True, True), (2, 130, False, False), (16, 3, True, False), (20, 5, False, True)):
-        case = Case(2, t, d, w, dtype, seed=t)
-        results = []
-        for steady in (False, True):
-            cache = case.initial.clone()
-            keywords: dict[str, Any] = {"activation": "silu" if silu else None, "steady": steady}
-            with path(name):
-                y = causal_conv.steps(cache, case.x, case.weight, case.bias if biased else None, **keywords)
-            results.append((y, cache))
-        assert torch.equal(results[0][0], results[1][0])
-        assert torch.equal(results[0][1], results[1][1])
-
-
-def test_what_is_steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first launch of a call that promises so: the next reads the cache that it writes. Not of slots, nor with a copy of
-    the taps, which the call makes."""
-
-    def steady(case: Case, **keywords: Any) -> list[bool]:
-        with recording(causal_conv) as launches:
-            causal_conv.steps(case.initial, case.x, case.weight, case.bias, **keywords)
-        constants = [a for launch in launches for a in launch.request.signature if isinstance(a, ConstantArg)]
-        return [a.value for a in constants if a.name == "STEADY"]  # type: ignore[misc]
-
-    case, slots = Case(2, 40, 6, 4, BF16), torch.tensor([1, 0], dtype=torch.int32)
-    assert steady(case) == [False, False, False]
-    assert steady(case, steady=True) == [True, False, False]
-    assert steady(case, steady=True, state_indices=slots) == [False, False, False]
-    monkeypatch.setattr(_runtime, "LIMIT", 300)
-    case.x, case.weight = torch.zeros(2, 2, 6, dtype=BF16), torch.zeros(6, 100, dtype=BF16)[:, :4]
-    assert steady(case, steady=True) == [False]
 
 
 @pytest.mark.parametrize("name", PATHS)
