@@ -32,12 +32,23 @@ def inputs(
     x: ct.Array, cache: ct.Array, row: int, entry: int, tokens: ct.Tile, channels: ct.Tile, CARRIED: bool
 ) -> ct.Tile:
     """The inputs [T, D] of `tokens` [T] of a row of x; before its first those of an entry of the cache if CARRIED, else 0."""
-    real = ((tokens >= 0) & (tokens < x.shape[1]))[:, None] & (channels < x.shape[2])[None, :]
-    tile = ct.gather(x, (row, tokens[:, None], channels[None, :]), mask=real, padding_value=0, check_bounds=False)
     if CARRIED:
-        kept = (cache.shape[2] + tokens)[:, None]  # not in the cache for any token of x
-        tile = ct.gather(cache, (entry, channels[None, :], kept), padding_value=tile)
-    return tile
+        return inputs_onto(earlier(cache, entry, tokens, channels), x, row, tokens, channels)
+    return inputs_onto(0, x, row, tokens, channels)
+
+
+@ct.function
+def earlier(cache: ct.Array, entry: int, tokens: ct.Tile, channels: ct.Tile) -> ct.Tile:
+    """The inputs [T, D] of `tokens` [T] that an entry of the cache has, whose last is that of token -1; else 0."""
+    kept = (cache.shape[2] + tokens)[:, None]  # not in the cache for any token of x
+    return ct.gather(cache, (entry, channels[None, :], kept), padding_value=0)
+
+
+@ct.function
+def inputs_onto(before: ct.Tile | int, x: ct.Array, row: int, tokens: ct.Tile, channels: ct.Tile) -> ct.Tile:
+    """The inputs [T, D] of `tokens` [T] of a row of x; `before` where it has none."""
+    real = ((tokens >= 0) & (tokens < x.shape[1]))[:, None] & (channels < x.shape[2])[None, :]
+    return ct.gather(x, (row, tokens[:, None], channels[None, :]), mask=real, padding_value=before, check_bounds=False)
 
 
 @ct.function
@@ -109,10 +120,13 @@ def roll(
     state_indices: ct.Array,
     cache: ct.Array, y: ct.Array,
     WIDTH: ct.Constant[int], TILE_T: ct.Constant[int], TILE_D: ct.Constant[int], KEPT: ct.Constant[int],
-    SILU: ct.Constant[bool], INDEXED: ct.Constant[bool], WITH_BIAS: ct.Constant[bool],
+    SILU: ct.Constant[bool], INDEXED: ct.Constant[bool], STEADY: ct.Constant[bool], WITH_BIAS: ct.Constant[bool],
 ) -> None:  # fmt: skip
-    """The outputs of the next tokens, TILE_T at most, of a row; its entry of the cache rolls on over them."""
-    await_previous()
+    """The outputs of the next tokens, TILE_T at most, of a row; its entry of the cache rolls on over them.
+
+    All that x does not have comes first, and if it is STEADY while the kernel before, which makes x, may still run.
+    """
+    await_previous(STEADY)
     d_tiles = ct.cdiv(x.shape[2], TILE_D)
     row, channels = ct.bid(0) // d_tiles, ct.bid(0) % d_tiles * TILE_D + ct.arange(TILE_D, dtype=ct.int32)
     entry = row
@@ -121,8 +135,24 @@ def roll(
     used = (entry >= 0) & (entry < cache.shape[0])
     tokens = ct.arange(TILE_T, dtype=ct.int32)  # [T]
     kept = ct.arange(KEPT, dtype=ct.int32)  # [K], which may be more than a cache keeps
-    total = convolved(x, cache, weight, bias, row, entry, tokens, channels, WIDTH, WITH_BIAS, SILU, True)
-    rolled = inputs(x, cache, row, entry, x.shape[1] - (WIDTH - 1) + kept, channels, True)  # [K, D]
+    last = x.shape[1] - (WIDTH - 1) + kept  # [K], the tokens that it keeps next
+    taps: tuple[ct.Tile, ...] = ()
+    before: tuple[ct.Tile, ...] = ()
+    for k in ct.static_iter(range(WIDTH)):
+        taps = (*taps, ct.gather(weight, (channels, k)))  # [D]
+        before = (*before, earlier(cache, entry, tokens - (WIDTH - 1 - k), channels))  # [T, D]
+    total = ct.zeros((TILE_T, TILE_D), dtype=ct.float32)
+    if WITH_BIAS:
+        total = total + ct.gather(bias, channels).astype(ct.float32)[None, :]
+    rolled = earlier(cache, entry, last, channels)  # [K, D]
+    if STEADY:
+        ct.grid_dependency_control_wait()
+    for k in ct.static_iter(range(WIDTH)):
+        now = inputs_onto(before[k], x, row, tokens - (WIDTH - 1 - k), channels)
+        total = total + taps[k].astype(ct.float32)[None, :] * now
+    if SILU:
+        total = silu(total)
+    rolled = inputs_onto(rolled, x, row, last, channels)
     ct.scatter(y, (row, tokens[:, None], channels[None, :]), total.astype(y.dtype), mask=used)
     ct.scatter(cache, (entry, channels[None, :], kept[:, None]), rolled)
 
@@ -154,13 +184,19 @@ def launch(
 
 
 def launch_roll(
-    cache: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, state_indices: Tensor | None, y: Tensor
-) -> None:
-    """Launch `roll` on tensors that hold something; the cache and y[b t d] are written. Allocates nothing."""
+    cache: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, state_indices: Tensor | None,
+    steady: bool, y: Tensor,
+) -> None:  # fmt: skip
+    """Launch `roll` on tensors that hold something; the cache and y[b t d] are written. Allocates nothing.
+
+    With `steady` the cache, `weight` and `bias` are read before the kernel before has ended, unless this call writes them: a
+    copy of `weight`, the cache for the tokens of another launch. Nor if there are slots, which may just have been written.
+    """
     _check_written(y, x)
     check_reach("cache", cache)
-    x, weight = _rt.indexable(x), _rt.indexable(weight)
-    width = weight.shape[1]
+    x, taps = _rt.indexable(x), _rt.indexable(weight)
+    steady = steady and state_indices is None and taps is weight
+    width = taps.shape[1]
     for start in range(0, x.shape[1], MOST_STEPS):
         now = x[:, start : start + MOST_STEPS]
         _rt.launch(
@@ -168,9 +204,9 @@ def launch_roll(
             roll,
             (len(x) * _rt.ceil_div(x.shape[2], TILE_D),),
             (
-                now, weight, _rt.given(bias, x), _rt.given(state_indices, x), cache, y[:, start : start + MOST_STEPS],
+                now, taps, _rt.given(bias, x), _rt.given(state_indices, x), cache, y[:, start : start + MOST_STEPS],
                 width, _power_of_two(now.shape[1]), TILE_D, _power_of_two(width - 1),
-                silu, state_indices is not None, bias is not None,
+                silu, state_indices is not None, steady and start == 0, bias is not None,
             ),
             early=True,
         )  # fmt: skip

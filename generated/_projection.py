@@ -141,7 +141,7 @@ def launch(
     """Launch `multiply_row` on checked tensors that fit; y[1 o] is written, or with `onto` added to.
 
     It reads `weight`, `norm` and what the convolution multiplies by before it waits for the kernel before, so it may only
-    begin early if that one, or what still runs beside it, does not write them.
+    begin early if neither that one, nor what still runs beside it, writes them.
     """
     length = weight.shape[1]
     step = _step(length)

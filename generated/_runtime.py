@@ -256,6 +256,12 @@ def _check_device(layer: str, device: int) -> None:
         )
 
 
+def check_flag(name: str, argument: str, value: object) -> None:
+    """TypeError unless the argument of a call of `name` is True or False."""
+    if type(value) is not bool:
+        raise TypeError(f"{name}: `{argument}` must be True or False, got {value!r}")
+
+
 def expand(spec: Input, value: Tensor | None, sizes: Mapping[str, int], like: Tensor) -> Tensor:
     """An input without a time axis in its widest form: absent, its default; narrower, repeated. Both without a copy."""
     shape = [sizes[a] for a in spec.axes]

@@ -39,6 +39,7 @@ def run(
     indices: tuple[Tensor | None, Tensor | None],
     before: Any,
     out: Any,
+    steady: bool,
     config: Any,
     several: bool,
 ) -> Any:
@@ -47,30 +48,35 @@ def run(
     `before` and `out` are None, a tensor, or a tuple where there are several states or outputs.
     """
     layer = step.layer
+    _rt.check_flag(layer.name, "steady", steady)
     kept, memory = _each(layer, "before", before, tuple(layer.states)), _each(layer, "out", out, tuple(layer.outputs))
     arguments = (*inputs, *scalars, *states, *indices, *kept, *memory, config)
     traced = step.kernels is None or torch.compiler.is_compiling()
-    outputs = (functools.partial(_run, step, several) if traced else _calls(step, several))(*arguments)
+    outputs = (functools.partial(_run, step, several, steady) if traced else _calls(step, several, steady))(*arguments)
     return outputs[0] if len(outputs) == 1 else outputs
 
 
 @functools.cache
-def _calls(step: Step, several: bool) -> _replay.Calls:
+def _calls(step: Step, several: bool, steady: bool) -> _replay.Calls:
     """Steps that come again, by the same memory of states or other."""
     inputs, scalars = len(step.layer.inputs), len(step.layer.scalars)
-    return _replay.Calls(functools.partial(_run, step, several), {_rt.F32: step.config}, inputs, scalars, absent=0)
+    function = functools.partial(_run, step, several, steady)
+    return _replay.Calls(function, {_rt.F32: step.config}, inputs, scalars, absent=0)
 
 
-def _run(step: Step, several: bool, *arguments: Any) -> tuple[Tensor, ...]:
+def _run(step: Step, several: bool, steady: bool, *arguments: Any) -> tuple[Tensor, ...]:
     """What `run` does, of all its arguments one behind the other."""
     layer = step.layer
     *values, config = arguments
     counts = (len(layer.inputs), len(layer.scalars), len(layer.states), 2, len(layer.states), len(layer.outputs))
     ends = (0, *itertools.accumulate(counts))
     inputs, scalars, states, (read, write), before, out = (tuple(values[a:b]) for a, b in itertools.pairwise(ends))
-    call = Call(states, inputs, scalars, read, read if write is None else write, before, out, several)
-    size = checked(step, call, write is not None)
     specs = (step.several if several else step.one).inputs
+    # Slots may just have been written, and so may a default, where this call makes it.
+    given = all(x is not None or spec.default is None for spec, x in zip(specs, inputs, strict=True))
+    steady = steady and read is None and given
+    call = Call(states, inputs, scalars, read, read if write is None else write, before, out, several, steady)
+    size = checked(step, call, write is not None)
     expanded = [
         x if spec.default is None else _rt.expand(spec, x, size, states[0])
         for spec, x in zip(specs, inputs, strict=True)
@@ -171,7 +177,7 @@ def _launched(
         written = tuple([y.unsqueeze(at) for y, at in zip(outputs, places, strict=True)])
     if size[layer.batch] and size[layer.time]:
         scalars = [float(s) for s in call.scalars]
-        kernels(*inputs, *scalars, *call.states, *call.before, *written, call.read, call.write, config)
+        kernels(*inputs, *scalars, *call.states, *call.before, *written, call.read, call.write, call.steady, config)
     return outputs
 
 

@@ -105,14 +105,16 @@ def magnitude(x: ct.Tile, axis: int) -> ct.Tile:
 
 
 @ct.function
-def await_previous() -> None:
+def await_previous(later: bool = False) -> None:
     """Wait for what the kernel before wrote; the kernel behind may take up its position meanwhile.
 
     Every kernel of a plan calls it, also one that reads nothing of the kernel before: who waits for that one has then waited
-    for both.
+    for both. So `later`, a flag of the compiler, leaves the waiting to the kernel itself, which does it in every block, before
+    it writes anything: what it reads until then no kernel may write that still runs.
     """
     ct.grid_dependency_control_launch_dependents()
-    ct.grid_dependency_control_wait()
+    if not later:
+        ct.grid_dependency_control_wait()
 
 
 @ct.function

@@ -127,6 +127,7 @@ def forward(
 def step(
     cache: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     activation: Activation | None = None, state_indices: Tensor | None = None, out: Tensor | None = None,
+    steady: bool = False,
 ) -> Tensor:  # fmt: skip
     """The convolution of one token: y[b d] of the dtype of x. The cache is rolled on in place.
 
@@ -135,6 +136,9 @@ def step(
     state_indices: [b], int32: the slot of each row, none twice; a row of slot -1 is left out, its output stays as it
     was, or is 0 where there is no `out`
     out: memory for y, [b d] of the dtype of x, not that of x; with it, nothing is allocated (for CUDA graphs)
+    steady: promises that what wrote the cache, weight and bias was queued before the last kernel that was launched the
+    ordinary way, as PyTorch's are: they are read while that one, and those behind it, may still run. Not used with
+    `state_indices`
 
     weight, bias, activation: as in `forward`. Raises TypeError or ValueError, which name the tensor, for a missing
     input, a dtype, rank, size or device, and for a wrong slot, on a GPU if SSDGEN_DEBUG is set; NotImplementedError
@@ -145,16 +149,21 @@ def step(
             found = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"{LAYER.name}: `{name}` must be a torch.Tensor [b d] (rank 2), got {found}")
     place = None if out is None else out.unsqueeze(1)
-    y = steps(cache, x.unsqueeze(1), weight, bias, activation=activation, state_indices=state_indices, out=place)
+    y = steps(
+        cache, x.unsqueeze(1), weight, bias,
+        activation=activation, state_indices=state_indices, out=place, steady=steady,
+    )  # fmt: skip
     return y.squeeze(1) if out is None else out
 
 
 def steps(
     cache: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     activation: Activation | None = None, state_indices: Tensor | None = None, out: Tensor | None = None,
+    steady: bool = False,
 ) -> Tensor:  # fmt: skip
     """The convolution of the next few tokens, x[b t d]: y[b t d]. Otherwise as `step`, which is this for one token."""
     silu = _checked_steps(cache, x, weight, bias, activation, state_indices)
+    _rt.check_flag(LAYER.name, "steady", steady)
     if out is not None:
         _check_like("out", out, x, ("b", "t", "d"), x.shape)
     if _wants_gradient(x, weight, bias, cache, out):
@@ -169,7 +178,7 @@ def steps(
         _portable_steps(cache, x, weight, bias, silu, state_indices, y)
     elif x.numel():
         _rt.check_kernels(LAYER.name, (x,))
-        _conv.launch_roll(cache, x, weight, bias, silu, state_indices, y)
+        _conv.launch_roll(cache, x, weight, bias, silu, state_indices, steady, y)
     return y
 
 

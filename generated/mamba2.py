@@ -365,10 +365,11 @@ def token_step(
     state_indices: ct.Array, write_indices: ct.Array,
     dt_min: float, dt_max: float,
     TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], KEPT: ct.Constant[bool], WITH_Z: ct.Constant[bool],
+    WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], STEADY: ct.Constant[bool], KEPT: ct.Constant[bool],
+    WITH_Z: ct.Constant[bool],
 ) -> None:
     """Tokens one by one, with a tile of S in registers; a sequence without a slot is left out."""
-    await_previous()
+    await_previous(STEADY)
     heads = x.shape[2]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     p_tile = ct.bid(1)
@@ -384,6 +385,8 @@ def token_step(
         A_tile = load_direct(A, (head,), (1,), WHOLE).astype(ct.float32)
         dt_bias_tile = load_direct(dt_bias, (head,), (1,), WHOLE).astype(ct.float32)
         D_tile = load_direct(D, (head, p_tile), (1, TILE_P), WHOLE).astype(ct.float32)  # [P]
+        if STEADY:  # there are no slots then, so every block is here
+            ct.grid_dependency_control_wait()
         for token in range(length):
             if KEPT:
                 store_direct(S_before, (batch, token, head, p_tile, 0), (1, 1, 1, TILE_P, TILE_N), S_tile, WHOLE)
@@ -656,23 +659,25 @@ def step(
     *,
     D: Tensor | None = None, dt_bias: Tensor | None = None, z: Tensor | None = None, dt_min: float = 0.0,
     dt_max: float = math.inf, state_indices: Tensor | None = None, write_indices: Tensor | None = None,
-    out: Tensor | None = None, config: StepConfig | None = None,
+    out: Tensor | None = None, steady: bool = False, config: StepConfig | None = None,
 ) -> Tensor:
     """One token: y[b h p]. The states S[b h p n], float32 or bfloat16, are updated in place. Inputs are as in
     `forward`, without its time axis: x[b h p], dt[b h], B[b g n], C[b g n], z[b h p].
 
     state_indices: [b], int32 or int64: the states are a pool, with slots instead of axis b, and these the slots
     to read and update; a sequence with a negative one is left out: its outputs are 0, or as they were in `out`
-    write_indices: the slots to update, if they are others than those to read; nothing is written at a negative
-    one
+    write_indices: the slots to update, if others than those to read; nothing is written at a negative one
     out: the outputs' memory; then nothing is allocated
+    steady: promises that what wrote the states and the inputs without a time axis was queued before the last
+    kernel that was launched the ordinary way, as PyTorch's are: they are read while that one, and those behind
+    it, may still run. Not used with `state_indices`, or where an input with a default is left out
 
     Nothing is differentiated on a GPU, nor through the states. Raises TypeError or ValueError, which name the
     tensor; the values of indices are checked on the CPU, and on a GPU if SSDGEN_DEBUG is set.
     """
     found: Tensor = _step.run(
         STEP, (S,), (x, dt, A, B, C, D, dt_bias, z), (dt_min, dt_max), (state_indices, write_indices), None, out,
-        config, several=False,
+        steady, config, several=False,
     )
     return found
 
@@ -682,7 +687,7 @@ def steps(
     *,
     D: Tensor | None = None, dt_bias: Tensor | None = None, z: Tensor | None = None, dt_min: float = 0.0,
     dt_max: float = math.inf, state_indices: Tensor | None = None, write_indices: Tensor | None = None,
-    before: Tensor | None = None, out: Tensor | None = None, config: StepConfig | None = None,
+    before: Tensor | None = None, out: Tensor | None = None, steady: bool = False, config: StepConfig | None = None,
 ) -> Tensor:
     """Several tokens, as so many calls of `step`, bit for bit: y[b t h p]. Inputs have the axes of `forward`.
 
@@ -691,7 +696,7 @@ def steps(
     """
     found: Tensor = _step.run(
         STEP, (S,), (x, dt, A, B, C, D, dt_bias, z), (dt_min, dt_max), (state_indices, write_indices), before, out,
-        config, several=True,
+        steady, config, several=True,
     )
     return found
 
@@ -699,7 +704,7 @@ def steps(
 def _step_kernels(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None, dt_min: float,
     dt_max: float, S: Tensor, S_before: Tensor | None, y: Tensor, state_indices: Tensor | None,
-    write_indices: Tensor | None, config: StepConfig,
+    write_indices: Tensor | None, steady: bool, config: StepConfig,
 ) -> None:
     """Launch the kernels of `steps` on checked tensors: the states, outputs and kept states are written in place."""
     size_b, size_h, size_p, size_n = x.shape[0], x.shape[2], x.shape[3], B.shape[3]
@@ -713,7 +718,7 @@ def _step_kernels(
         (
             x, dt, A, B, C, D, dt_bias, _rt.given(z, x), y, S, _rt.given(S_before, S), _rt.given(state_indices, x),
             _rt.given(write_indices, x), dt_min, dt_max, tile_p, _step.columns(size_n), whole,
-            state_indices is not None, S_before is not None, z is not None,
+            state_indices is not None, steady, S_before is not None, z is not None,
         ),
         early=True,
     )

@@ -348,10 +348,10 @@ def token_step(
     state_indices: ct.Array, write_indices: ct.Array,
     size_n: float,
     TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], KEPT: ct.Constant[bool],
+    WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], STEADY: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """Tokens one by one, with a tile of C in registers; a sequence without a slot is left out."""
-    await_previous()
+    await_previous(STEADY)
     heads = q.shape[2]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     p_tile = ct.bid(1)
@@ -364,6 +364,8 @@ def token_step(
     if slot >= 0:
         C_tile = load_direct(C, (slot, head, p_tile, 0), (1, 1, TILE_P, TILE_N), WHOLE)  # [P, N]
         N_tile = load_direct(N, (slot, head, 0), (1, 1, TILE_N), WHOLE)  # [N]
+        if STEADY:  # there are no slots then, so every block is here
+            ct.grid_dependency_control_wait()
         for token in range(length):
             if KEPT:
                 store_direct(C_before, (batch, token, head, p_tile, 0), (1, 1, 1, TILE_P, TILE_N), C_tile, WHOLE)
@@ -396,10 +398,10 @@ def token_step_N(
     state_indices: ct.Array, write_indices: ct.Array,
     size_n: float,
     TILE_N: ct.Constant[int],
-    WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], KEPT: ct.Constant[bool],
+    WHOLE: ct.Constant[bool], INDEXED: ct.Constant[bool], STEADY: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The state N after the tokens: written only when no block of the kernel before reads it any more."""
-    await_previous()
+    await_previous(STEADY)
     heads = k.shape[2]
     batch, head = ct.bid(0) // heads, ct.bid(0) % heads
     length = f.shape[1]
@@ -410,6 +412,8 @@ def token_step_N(
 
     if slot >= 0:
         N_tile = load_direct(N, (slot, head, 0), (1, 1, TILE_N), WHOLE)  # [N]
+        if STEADY:  # there are no slots then, so every block is here
+            ct.grid_dependency_control_wait()
         for token in range(length):
             if KEPT:
                 store_direct(N_before, (batch, token, head, 0), (1, 1, 1, TILE_N), N_tile, WHOLE)
@@ -637,22 +641,24 @@ def step(
     C: Tensor, N: Tensor, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
     *,
     state_indices: Tensor | None = None, write_indices: Tensor | None = None, out: Tensor | None = None,
-    config: StepConfig | None = None,
+    steady: bool = False, config: StepConfig | None = None,
 ) -> Tensor:
     """One token: y[b h p]. The states C[b h p n], N[b h n], float32 or bfloat16, are updated in place. Inputs are
     as in `forward`, without its time axis: q[b h n], k[b h n], v[b h p], i[b h], f[b h].
 
     state_indices: [b], int32 or int64: the states are a pool, with slots instead of axis b, and these the slots
     to read and update; a sequence with a negative one is left out: its outputs are 0, or as they were in `out`
-    write_indices: the slots to update, if they are others than those to read; nothing is written at a negative
-    one
+    write_indices: the slots to update, if others than those to read; nothing is written at a negative one
     out: the outputs' memory; then nothing is allocated
+    steady: promises that what wrote the states and the inputs without a time axis was queued before the last
+    kernel that was launched the ordinary way, as PyTorch's are: they are read while that one, and those behind
+    it, may still run. Not used with `state_indices`, or where an input with a default is left out
 
     Nothing is differentiated on a GPU, nor through the states. Raises TypeError or ValueError, which name the
     tensor; the values of indices are checked on the CPU, and on a GPU if SSDGEN_DEBUG is set.
     """
     found: Tensor = _step.run(
-        STEP, (C, N), (q, k, v, i, f), (), (state_indices, write_indices), None, out, config, several=False
+        STEP, (C, N), (q, k, v, i, f), (), (state_indices, write_indices), None, out, steady, config, several=False
     )
     return found
 
@@ -661,7 +667,8 @@ def steps(
     C: Tensor, N: Tensor, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
     *,
     state_indices: Tensor | None = None, write_indices: Tensor | None = None,
-    before: tuple[Tensor, Tensor] | None = None, out: Tensor | None = None, config: StepConfig | None = None,
+    before: tuple[Tensor, Tensor] | None = None, out: Tensor | None = None, steady: bool = False,
+    config: StepConfig | None = None,
 ) -> Tensor:
     """Several tokens, as so many calls of `step`, bit for bit: y[b t h p]. Inputs have the axes of `forward`.
 
@@ -669,14 +676,15 @@ def steps(
     that copying one rolls the tokens from it on back; the rest is as for `step`
     """
     found: Tensor = _step.run(
-        STEP, (C, N), (q, k, v, i, f), (), (state_indices, write_indices), before, out, config, several=True
+        STEP, (C, N), (q, k, v, i, f), (), (state_indices, write_indices), before, out, steady, config, several=True
     )
     return found
 
 
 def _step_kernels(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C: Tensor, N: Tensor, C_before: Tensor | None,
-    N_before: Tensor | None, y: Tensor, state_indices: Tensor | None, write_indices: Tensor | None, config: StepConfig,
+    N_before: Tensor | None, y: Tensor, state_indices: Tensor | None, write_indices: Tensor | None, steady: bool,
+    config: StepConfig,
 ) -> None:
     """Launch the kernels of `steps` on checked tensors: the states, outputs and kept states are written in place."""
     size_b, size_h, size_p, size_n = q.shape[0], q.shape[2], v.shape[3], q.shape[3]
@@ -689,7 +697,8 @@ def _step_kernels(
         (size_b * size_h, _rt.ceil_div(size_p, tile_p)),
         (
             q, k, v, i, f, y, C, N, _rt.given(C_before, C), _rt.given(state_indices, v), _rt.given(write_indices, v),
-            float(size_n), tile_p, _step.columns(size_n), whole, state_indices is not None, C_before is not None,
+            float(size_n), tile_p, _step.columns(size_n), whole, state_indices is not None, steady,
+            C_before is not None,
         ),
         early=True,
     )
@@ -699,7 +708,7 @@ def _step_kernels(
         (size_b * size_h,),
         (
             k, i, f, N, _rt.given(N_before, N), _rt.given(state_indices, v), _rt.given(write_indices, v), float(size_n),
-            _step.columns(size_n), whole, state_indices is not None, C_before is not None,
+            _step.columns(size_n), whole, state_indices is not None, steady, C_before is not None,
         ),
         early=True,
     )

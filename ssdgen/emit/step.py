@@ -74,7 +74,7 @@ class StepHost:
         arguments += [f"{host(p.name)}: float = {number(p.default)}" for p in layer.params]
         arguments += [f"{n}: Tensor | None = None" for n in INDICES]
         arguments += [f"before: {kept} | None = None"] if several else []
-        arguments += [f"out: {tensor} | None = None"]
+        arguments += [f"out: {tensor} | None = None", "steady: bool = False"]
         arguments += ["config: StepConfig | None = None"] if self._plan.step.kernels else []
         call = [
             "STEP",
@@ -84,6 +84,7 @@ class StepHost:
             tupled(list(INDICES)),
             "before" if several else "None",
             "out",
+            "steady",
             "config" if self._plan.step.kernels else "None",
             f"several={several}",
         ]
@@ -108,8 +109,11 @@ class StepHost:
             f"state_indices: [{layer.batch}], int32 or int64: the states are a pool, with slots instead of axis"
             f" {layer.batch}, and these the slots to read and update; a sequence with a negative one is left out: its"
             " outputs are 0, or as they were in `out`\n"
-            "write_indices: the slots to update, if they are others than those to read; nothing is written at a negative one\n"
-            "out: the outputs' memory; then nothing is allocated\n\n"
+            "write_indices: the slots to update, if others than those to read; nothing is written at a negative one\n"
+            "out: the outputs' memory; then nothing is allocated\n"
+            "steady: promises that what wrote the states and the inputs without a time axis was queued before the last kernel"
+            " that was launched the ordinary way, as PyTorch's are: they are read while that one, and those behind it, may"
+            " still run. Not used with `state_indices`, or where an input with a default is left out\n\n"
             "Nothing is differentiated on a GPU, nor through the states. Raises TypeError or ValueError, which name the"
             " tensor; the values of indices are checked on the CPU, and on a GPU if SSDGEN_DEBUG is set."
         )
@@ -152,7 +156,7 @@ class StepHost:
             else:
                 whole.append(f"size_{axis} == _step.columns(size_{axis})")
         return {
-            "kernel_arguments": [*arguments, "config: StepConfig"],
+            "kernel_arguments": [*arguments, "steady: bool", "config: StepConfig"],
             "sizes": self._host.lengths(lengths, [(host(s.name), s.axes) for s in layer.states]),
             "tiles": [*tiles, f"whole = {' and '.join(dict.fromkeys(whole))}"],
             "launches": [self._launch(k) for k in step.kernels],
@@ -177,8 +181,8 @@ class StepHost:
                 return p.argument
             case "constant":
                 return f"_step.columns({p.argument})"
-            case "flag" if p.argument == "whole":
-                return "whole"
+            case "flag" if p.argument in ("whole", "steady"):
+                return p.argument
             case "flag" if p.argument == "before":
                 return f"{self._host.kept(self._layer.states[0].name)} is not None"
             case "flag" if p.argument in INDICES:

@@ -155,7 +155,8 @@ class OnGpu:
             yield self._figure("prefill", f"{PREFILL} tokens, {name}", rates, "TFLOP/s")
 
     def pieces(self) -> Iterator[Figure]:
-        """The launches of a step, each over all layers: the weights of one are not in the cache when its turn comes again."""
+        """The launches of a step, each over all layers: the weights of one are not in the cache when its turn comes again. They
+        are steady as in the model: a layer's own state comes again in the next graph, which waits for the one before."""
         c, layers = self.config, self.model.layers
         bf16 = {"device": self.device, "dtype": torch.bfloat16}
         residual = torch.randn(1, c.width, device=self.device)
@@ -177,10 +178,13 @@ class OnGpu:
             )  # fmt: skip
 
         def convolution(i: int, w: LayerWeights) -> object:
-            return causal_conv.step(cache.convolution[i], convolved, w.conv, w.conv_bias, activation="silu")
+            return causal_conv.step(
+                cache.convolution[i], convolved, w.conv, w.conv_bias, activation="silu", steady=True
+            )
 
         def state(i: int, w: LayerWeights) -> object:
-            return mamba2.step(cache.states[i], x, dt, w.A, B, C, D=w.D, dt_bias=w.dt_bias, z=y.view(1, c.heads, -1))
+            z = y.view(1, c.heads, -1)
+            return mamba2.step(cache.states[i], x, dt, w.A, B, C, D=w.D, dt_bias=w.dt_bias, z=z, steady=True)
 
         def out(i: int, w: LayerWeights) -> object:
             return projection.project(y, w.out_proj, norm=w.gated_norm, onto=residual, steady=True)

@@ -223,7 +223,11 @@ class Mamba2:
         return linear(y, layer.out_proj, layer.out_bias)
 
     def _step(self, layer: LayerWeights, residual: Tensor, conv: Tensor, state: Tensor) -> None:
-        """A layer for one token of each row: its result is added to residual[b width]."""
+        """A layer for one token of each row: its result is added to residual[b width].
+
+        All of it is steady: a step begins with PyTorch's embedding, which waits for all that was queued before, and so for the
+        weights, and for what the layer remembers, which a prefill or the token before has left.
+        """
         c = self.config
         projected, convolved = projection.project_and_convolve(
             residual, layer.in_proj, layer.in_bias, conv, layer.conv, layer.conv_bias, first=c.inner, activation="silu",
@@ -231,7 +235,7 @@ class Mamba2:
         )  # fmt: skip
         z, _, dt = self._split(projected)
         x, B, C = self._vectors(convolved)
-        y = mamba2.step(state, x, dt, layer.A, B, C, **self._gated(layer, z)).flatten(1)
+        y = mamba2.step(state, x, dt, layer.A, B, C, **self._gated(layer, z), steady=True).flatten(1)
         norm = layer.gated_norm
         if norm is not None and (c.norm_before_gate or c.norm_groups > 1):
             y, norm = norms.rms_norm(y, norm, **self._gated_norm(z)), None

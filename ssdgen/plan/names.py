@@ -74,7 +74,7 @@ EVERY = "states_every"
 """The argument of `forward`, and the number in kernels, of tokens in a block at whose end states are kept."""
 
 CONSTANT = re.compile(
-    "(CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE|WITH_.*|PACKED|SHARED|INDEXED|KEPT|WHOLE)(?<!_)"
+    "(CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE|WITH_.*|PACKED|SHARED|INDEXED|KEPT|WHOLE|STEADY)(?<!_)"
 )
 """Names of compile-time constants and flags, kept free for them."""
 
@@ -153,6 +153,7 @@ HOST_LOCALS = frozenset(
         "write_indices",
         "before",
         "out",
+        "steady",
         "slots",
         "whole",
         "kept",

@@ -4,6 +4,9 @@ It reads and writes each state once, whatever the number of tokens, and a decode
 so no tensor cores, and no TMA, whose pipeline costs more warps than it saves on one tile. States may be the slots of a
 pool of any size, so they are indexed with int64.
 
+A block asks for its states and what no token changes, and only then for what the kernel before wrote: if it is STEADY it waits
+for that one in between, so that the memory is already busy while that one ends, and else at its beginning.
+
 A block has one tile of the row axis and all of the column axis. A vector state beside a matrix state would be written by
 one such block while others still read it: a kernel of its own, behind the first, moves it.
 """
@@ -129,6 +132,7 @@ def _kernel(form: ChunkForm, config: Config, name: str, stored: tuple[Move, ...]
     tiles = {m.state: _enter(builder, before, m) for m in moves}
     slots = [builder.declare(Parameter(n, "slots", n, (layer.batch,), "i32")) for n in (READ, WRITE)]
     indexed = builder.flag("INDEXED", READ)
+    builder.flag("STEADY", "steady")
     for move in stored:
         token.append(_keep(builder, move, tiles[move.state]))
     reads = form.step.reads if with_outputs else ()

@@ -88,8 +88,8 @@ def _differentiated(
 
 
 def _stepped(plan: Plan, module: ModuleType, dtype: Dtype, subsets: Iterable[tuple[str, ...]]) -> list[CompileRequest]:
-    """The kernels of one token with states of float32, for every set of optional inputs, and of a pool of slots with states of
-    bfloat16; and those of several tokens with the states before each kept. With the config of calls that fill a GPU."""
+    """The kernels of one token with states of float32, for every set of optional inputs, also steady, of a pool of slots with
+    states of bfloat16, and of several tokens with the states before each kept. With the config of calls that fill a GPU."""
     if not plan.step.kernels:
         return []
     layer = plan.form.recurrence.layer
@@ -97,6 +97,7 @@ def _stepped(plan: Plan, module: ModuleType, dtype: Dtype, subsets: Iterable[tup
     calls = [
         (StepCall(Call(sizes, dtype, present)), " ".join(f"with {name}" for name in present)) for present in subsets
     ]
+    calls.append((StepCall(Call(sizes, dtype), steady=True), "steady"))
     calls.append((StepCall(Call(sizes, dtype), "bf16", pooled=True), "with bf16 slots"))
     calls.append((StepCall(Call({**sizes, layer.time: 4}, dtype), keeps=True), "with 4 tokens"))
     return [

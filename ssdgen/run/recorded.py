@@ -67,12 +67,13 @@ class Call:
 class StepCall:
     """A call of `steps`, or with one token of `step`, up to the values of its tensors: `call` as for `forward`, the dtype of
     the states, and whether they are a pool with an int32 index for each sequence. Where `keeps`, what they are before each
-    token is kept."""
+    token is kept; `steady` is passed on."""
 
     call: Call
     state: Dtype = "f32"
     pooled: bool = False
     keeps: bool = False
+    steady: bool = False
 
 
 def record(module: Any, call: Call, config: Any, label: str = "") -> tuple[Launch, ...]:
@@ -86,7 +87,7 @@ def record(module: Any, call: Call, config: Any, label: str = "") -> tuple[Launc
 def record_step(module: Any, step: StepCall, config: Any = None, label: str = "") -> tuple[Launch, ...]:
     """The launches of a call of steps, as `record` has those of `forward`; `config` is a StepConfig."""
     layer, sizes = module.LAYER, step.call.sizes
-    arguments = blank(module, step.call)
+    arguments: dict[str, Any] = {**blank(module, step.call), "steady": step.steady}
     dtype, batch = DTYPES[step.state], sizes[layer.batch]
     states = [torch.zeros([sizes[a] for a in axes], dtype=dtype) for axes in layer.states.values()]
     if step.pooled:

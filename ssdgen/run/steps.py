@@ -117,6 +117,7 @@ def step_checks(steps: Steps, truth: Truth, explain: Explain) -> Iterator[Check]
     yield from _rounded(steps, truth, explain)
     for dtype in NAMES:
         yield from _several(steps, base, dtype)
+        yield from _steady(steps, base, dtype)
         yield from _slots(steps, base, dtype)
     yield from _as_forward(steps, base, explain)
 
@@ -193,8 +194,28 @@ def _several(steps: Steps, case: Case, dtype: torch.dtype) -> Iterator[Check]:
         yield _equal(steps.gate, f"states before each token, {kind}, {time}", list(kept), wanted)
 
 
+def _steady(steps: Steps, case: Case, dtype: torch.dtype) -> Iterator[Check]:
+    """With `steady` one token, and several, are what they are without. The promise is kept: between one call and the next
+    PyTorch copies the states."""
+    inputs, kind = steps.drawn(case), NAMES[dtype]
+    first = steps.entering(inputs, case, dtype)
+    for name, calls in (
+        ("step", [steps.at(inputs, token) for token in range(TOKENS)]),
+        ("steps", [steps.among(inputs, 0, 2), steps.among(inputs, 2, TOKENS)]),
+    ):
+        found = []
+        for steady in (False, True):
+            states, values = [s.clone() for s in first], []
+            for tensors in calls:
+                values += [s.clone() for s in states]
+                values += steps.call(name, states, tensors, inputs, steady=steady)
+            found.append([*values, *states])
+        yield _equal(steps.gate, f"steady {name}, {kind}", found[1], found[0])
+
+
 def _slots(steps: Steps, case: Case, dtype: torch.dtype) -> Iterator[Check]:
-    """Slots of a pool in any order: those that are not named, and the outputs of a sequence without one, stay bit for bit."""
+    """Slots of a pool in any order: those that are not named, and the outputs of a sequence without one, stay bit for bit.
+    Nothing is steady there, whatever the caller promises."""
     inputs, kind = steps.drawn(case), NAMES[dtype]
     tensors = steps.at(inputs, 0)
     alone = steps.entering(inputs, case, dtype)
@@ -214,7 +235,7 @@ def _slots(steps: Steps, case: Case, dtype: torch.dtype) -> Iterator[Check]:
         moved = [torch.stack([p[max(slot, 0)] for slot in reads]) for p in pools]
         wanted_caches = [c.clone() for c in caches]
         wanted_outputs = steps.call("step", moved, tensors, inputs)
-        made = steps.call("step", [p.clone() for p in pools], tensors, inputs, **where)
+        made = steps.call("step", [p.clone() for p in pools], tensors, inputs, steady=True, **where)
         out = tuple(torch.full_like(y, -7.0) for y in outputs)
         steps.call("step", pools, tensors, inputs, out=out if len(out) > 1 else out[0], **where)
         for cache, state in zip(wanted_caches, moved, strict=True):

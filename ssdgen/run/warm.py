@@ -258,7 +258,7 @@ def step_calls_of(
     module: ModuleType, shapes: Sequence[Mapping[str, int]], dtypes: Sequence[Dtype]
 ) -> Iterator[StepCall]:
     """One call of `step` of every class for each shape, whose batch and heads it has: dtypes, optional inputs, forms of inputs
-    without a time axis, states of float32 and bfloat16, a state a sequence or int32 slots of a pool."""
+    without a time axis, states of float32 and bfloat16, a state a sequence, steady or not, or int32 slots of a pool."""
     layer = module.LAYER
     if not hasattr(module, "StepConfig"):
         return
@@ -267,10 +267,9 @@ def step_calls_of(
     states: tuple[Dtype, ...] = ("f32", "bf16")
     for shape in shapes or ({},):
         sizes = {**_sizes(module, shape), layer.time: 1}
-        for dtype, present, forms, state, pooled in itertools.product(
-            dtypes, subsets, _forms(module), states, (False, True)
-        ):
-            yield StepCall(Call(sizes, dtype, present, forms), state, pooled)
+        for dtype, present, forms, state in itertools.product(dtypes, subsets, _forms(module), states):
+            plain = StepCall(Call(sizes, dtype, present, forms), state)
+            yield from (plain, replace(plain, steady=True), replace(plain, pooled=True))
 
 
 def several_steps(module: ModuleType, steps: Iterable[StepCall]) -> Iterator[StepCall]:

@@ -50,8 +50,8 @@ def convolved(
     module: Any, sizes: Mapping[str, int], dtype: Dtype, lengths: Sequence[int], several: bool
 ) -> tuple[CompileRequest, ...]:
     """The kernels of `forward` for each of `lengths` tokens, whole and of packed sequences if the batch is 1, and of `step`,
-    with `several` of `steps` too; with a bias and without, an activation and none, caches and slots or none. The weight and
-    the bias have the dtype of x, which is aligned as a slice of a projection is."""
+    with `several` of `steps` too; with a bias and without, an activation and none, caches and none, in steps also steady ones
+    and slots. The weight and the bias have the dtype of x, which is aligned as a slice of a projection is."""
     with recording(module) as launches, torch.no_grad():
         for arguments in _forwards(sizes, DTYPES[dtype], lengths):
             module.forward(**arguments)
@@ -86,7 +86,9 @@ def _steps(sizes: Mapping[str, int], dtype: torch.dtype, lengths: Sequence[int])
     b, d, w = (sizes[a] for a in "bdw")
     weight, bias, cache = (torch.empty(shape, dtype=dtype) for shape in ((d, w), (d,), (b, d, w - 1)))
     slots = torch.arange(b, dtype=torch.int32)
-    for tokens, biased, activation, pooled in itertools.product(lengths, (True, False), ("silu", None), (False, True)):
+    for tokens, biased, activation, (pooled, steady) in itertools.product(
+        lengths, (True, False), ("silu", None), ((False, False), (False, True), (True, False))
+    ):
         yield {
             "cache": cache,
             "x": torch.empty((b, tokens, d), dtype=dtype),
@@ -94,4 +96,5 @@ def _steps(sizes: Mapping[str, int], dtype: torch.dtype, lengths: Sequence[int])
             "bias": bias if biased else None,
             "activation": activation,
             "state_indices": slots if pooled else None,
+            "steady": steady,
         }

@@ -24,6 +24,7 @@ def requests(dtype: torch.dtype) -> Iterator[CompileRequest]:
         causal_conv.forward(x, weight)
         causal_conv.forward(x, weight, bias, activation="silu")
         causal_conv.step(cache, x[:, 0], weight, bias, activation="silu")
+        causal_conv.step(cache, x[:, 0], weight, bias, activation="silu", steady=True)
     with recording(causal_conv, f"{ELEMENTS[dtype]} caches") as carried, torch.no_grad():
         causal_conv.forward(x, weight, bias, initial=cache, activation="silu", return_final=True)
         causal_conv.step(cache, x[:, 0], weight, state_indices=slots)

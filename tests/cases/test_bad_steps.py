@@ -91,6 +91,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {**POOL, "state_indices": torch.tensor([1, 2]), "write_indices": torch.tensor([2, 4])}, ValueError,
         r"slot 2 is read at 1 of `state_indices` and updated at 0 of `write_indices`",
     ),
+    "a promise that is none": ({"steady": 1}, TypeError, "`steady` must be True or False, got 1"),
     "slots to write alone": ({"write_indices": torch.tensor([0, 1])}, TypeError, r"`write_indices` goes with `state_indices`"),
 }  # fmt: skip
 

@@ -57,6 +57,23 @@ def test_step_and_forward_agree_and_repeat(gate: Gate, name: str) -> None:
 
 
 @both
+@names
+@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
+def test_steady_steps_are_steps(gate: Gate, name: str, state: torch.dtype) -> None:
+    """Bit for bit, of odd sizes, one token and several; in the emulator every block of either kernel waits."""
+    steps = steps_of(gate, name)
+    case = Case({**sizes_for(steps.layer, 4), "p": 19, "n": 33}, dtype="bf16", seed=3)
+    inputs = steps.drawn(case)
+    runs = []
+    for steady in (False, True):
+        states = steps.entering(inputs, case, state)
+        first = steps.call("step", states, steps.at(inputs, 0), inputs, steady=steady)
+        rest = steps.call("steps", states, steps.among(inputs, 1, 4), inputs, steady=steady)
+        runs.append([*first, *rest, *states])
+    assert all(map(torch.equal, *runs))
+
+
+@both
 @pytest.mark.parametrize("form", [None, ("h",), ("h", "p")])
 def test_d_in_every_form(gate: Gate, form: tuple[str, ...] | None) -> None:
     """mamba #887 #888: D of shape (H, P) wrong in the step. Absent, (h,) and (h, p): step and forward agree."""

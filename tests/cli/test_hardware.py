@@ -32,11 +32,11 @@ def test_build_shows_what_kernels_use(ssdgen: Command) -> None:
         ["retnet", "segment_states", "sm_90", "bf16"],
         ["retnet", "walk_out", "sm_90", "bf16"],
         *(["retnet_gradients", kernel, "sm_90", "bf16"] for kernel in GRADIENTS),
-        *[["retnet", "token_step", "sm_90", "bf16"]] * 3,
+        *[["retnet", "token_step", "sm_90", "bf16"]] * 4,
     ]
     assert "wgmma" in result.out
     assert "failed" not in result.out
-    steps = ("bf16-with-4-tokens", "bf16-with-bf16-slots", "bf16")
+    steps = ("bf16-steady", "bf16-with-4-tokens", "bf16-with-bf16-slots", "bf16")
     assert sorted(os.listdir("cubins")) == [
         "retnet.segment_states.sm_90.bf16.cubin",
         *(f"retnet.token_step.sm_90.{label}.cubin" for label in steps),
@@ -46,7 +46,7 @@ def test_build_shows_what_kernels_use(ssdgen: Command) -> None:
     assert all(Path("cubins", name).read_bytes()[:4] == b"\x7fELF" for name in os.listdir("cubins"))
     data = json.loads(ssdgen("build", "retnet", "--arch", "sm_90", "--dtype", "bf16", "--json").out)
     assert [(r["kernel"], r["ok"], r["cached"]) for r in data["results"]] == [
-        *((kernel, True, True) for kernel in ("segment_states", "walk_out", *GRADIENTS, *["token_step"] * 3))
+        *((kernel, True, True) for kernel in ("segment_states", "walk_out", *GRADIENTS, *["token_step"] * 4))
     ]
 
 
@@ -71,7 +71,7 @@ def test_build_several(ssdgen: Command) -> None:
     assert result.code == 0, result.err
     rows = [line.split()[:3] for line in result.out.splitlines()]
     kernels = [("", k) for k in ("segment_states", "walk_out")]
-    kernels += [*(("_gradients", k) for k in GRADIENTS), *[("", "token_step")] * 3]
+    kernels += [*(("_gradients", k) for k in GRADIENTS), *[("", "token_step")] * 4]
     expected = [[m + of, k, "sm_90"] for m in ("retnet", "linear_attention") for of, k in kernels]
     assert rows[0][:2] == ["module", "kernel"]
     assert [r for r in rows if r[2:] == ["sm_90"] and "_g" not in r[0]] == [e for e in expected if "_g" not in e[0]]

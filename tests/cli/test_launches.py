@@ -22,6 +22,7 @@ def test_every_launch_is_a_request_once() -> None:
         ("walk_out", "bf16 with z"),
         ("token_step", "bf16"),
         ("token_step", "bf16 with z"),
+        ("token_step", "bf16 steady"),
         ("token_step", "bf16 with bf16 slots"),
         ("token_step", "bf16 with 4 tokens"),
         ("segment_states", "f32"),
@@ -30,10 +31,11 @@ def test_every_launch_is_a_request_once() -> None:
         ("walk_out", "f32 with z"),
         ("token_step", "f32"),
         ("token_step", "f32 with z"),
+        ("token_step", "f32 steady"),
         ("token_step", "f32 with bf16 slots"),
         ("token_step", "f32 with 4 tokens"),
     ]
-    assert len(requests) == len(set(requests)) == 34
+    assert len(requests) == len(set(requests)) == 38
     walks = ("segment_gradients", "state_gradients", "chunk_gradients")
     assert [(r.kernel, r.label) for r in gradients if r.arch == "sm_90" and "bf16" in r.label] == [
         *((kernel, "bf16") for kernel in ("segment_states", "entry_states", *walks)),

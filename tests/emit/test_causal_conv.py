@@ -402,6 +402,7 @@ def test_bad_calls_of_forward(name: str, change: dict[str, Any], error: type[Exc
         ({"slots": [0, -2]}, ValueError, "`state_indices` must be -1 or a slot below 2, got -2"),
         ({"slots": [1, 1]}, ValueError, "`state_indices` has a slot twice"),
         ({"slots": [0]}, ValueError, r"`state_indices`\[b\] must have shape \[2\], got \[1\]"),
+        ({"steady": 1}, TypeError, "`steady` must be True or False, got 1"),
         ({"state_indices": torch.tensor([0, 1])}, TypeError, "`state_indices` must be an int32 torch.Tensor"),
         ({"weight": W.clone().requires_grad_()}, NotImplementedError, "`cache` in place"),
     ],

@@ -130,6 +130,7 @@ NAMES = [
     {"gate": "whole", "key": "WHOLE", "query": "state_indices", "let": "steps", "state": "STEP", "output": "into"},
     {"gate": "out", "key": "before", "query": "_step", "let": "slot", "state": "STEP_before", "output": "token_step"},
     {"gate": "states_every", "key": "every", "query": "S_states", "let": "first", "state": "S", "output": "kept"},
+    {"gate": "steady", "key": "STEADY", "query": "later", "let": "into", "state": "S", "output": "await_previous"},
     {"gate": "float", "key": "S_entry", "query": "lambda_", "let": "step", "state": "S", "output": "lambda_tile"},
 ]
 

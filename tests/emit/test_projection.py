@@ -11,8 +11,10 @@ from torch import Tensor
 
 from generated import _runtime, causal_conv
 from generated.projection import project, project_and_convolve
+from ssdgen.ir.build import ConstantArg
 from ssdgen.run.checks import BOUNDS, poisoned_memory, relative_error
 from ssdgen.run.emulate import emulation, launch
+from ssdgen.run.recorded import recording
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 BOUND = {BF16: BOUNDS["bf16"], F16: BOUNDS["f16"], F32: 1e-6}
@@ -90,6 +92,7 @@ X, W = torch.zeros(1, 6), torch.ones(4, 6)
         ({"norm": torch.ones(5)}, ValueError, r"`norm`\[k\] must have shape \[6\]"),
         ({"onto": torch.ones(2, 4)}, ValueError, r"`onto`\[b o\] must have shape \[1, 4\]"),
         ({"onto": torch.ones(1, 8)[:, ::2], "x": X}, ValueError, "`onto` must be contiguous"),
+        ({"steady": None}, TypeError, "`steady` must be True or False, got None"),
         ({"weight": W.to("meta")}, ValueError, "`weight` is on meta, `x` on cpu"),
         ({"onto": torch.ones(1, 4), "weight": W.clone().requires_grad_()}, NotImplementedError, "with `onto`"),
     ],
@@ -135,6 +138,18 @@ def test_a_convolution_is_a_launch_of_its_own_where_blocks_wait_for_others(rows:
     assert run.launches == ["multiply_row", "roll"]
 
 
+@pytest.mark.parametrize("b", [1, 2])
+@pytest.mark.parametrize("steady", [False, True])
+def test_the_convolution_behind_a_product_is_as_steady_as_that(b: int, steady: bool) -> None:
+    """Of one row of 13,056 outputs, and of two rows: what is promised is promised of the cache and its taps too."""
+    x, weight, taps = torch.randn(b, 32), torch.randn(13056, 32), torch.randn(6, 4)
+    with recording(causal_conv) as launches:
+        project_and_convolve(x, weight, None, torch.zeros(b, 6, 3), taps, first=20, norm=torch.ones(32), steady=steady)
+    assert [launch.request.kernel for launch in launches] == [["multiply_row", "normalise"][b - 1], "roll"]
+    constants = [a for a in launches[1].request.signature if isinstance(a, ConstantArg) and a.name == "STEADY"]
+    assert [a.value for a in constants] == [steady]
+
+
 TAPS = {"cache": torch.zeros(1, 2, 3), "taps": torch.ones(2, 4), "first": 1}
 
 
@@ -151,6 +166,7 @@ TAPS = {"cache": torch.zeros(1, 2, 3), "taps": torch.ones(2, 4), "first": 1}
         ({"taps": None}, ValueError, r"`taps` must be a torch.Tensor \[d w\] \(rank 2\), got NoneType"),
         ({"activation": "relu"}, ValueError, "`activation` must be 'silu' or None"),
         ({"taps_bias": torch.ones(3)}, ValueError, "`bias`"),
+        ({"steady": 1}, TypeError, "`steady` must be True or False, got 1"),
         ({"weight": W.clone().requires_grad_()}, NotImplementedError, "no gradient"),
     ],
 )  # fmt: skip

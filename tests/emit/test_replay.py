@@ -6,6 +6,7 @@ The driver's stand-in runs kernels in the emulator from the words that the drive
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
 import subprocess
@@ -37,7 +38,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
     monkeypatch.setattr(_driver, "DRIVER", fake)
     with one_thread(), poisoned_memory(), _runtime.launcher(launch):
         yield fake
-    steps = [_step._calls(module.STEP, several) for module in (mamba2, mlstm) for several in (False, True)]
+    flags = (False, True)
+    steps = [_step._calls(m.STEP, n, steady) for m in (mamba2, mlstm) for n in flags for steady in flags]
     for calls in (mamba2.OPERATOR._calls, mlstm.OPERATOR._calls, mamba2_gradients.GRADIENTS._calls, *steps):
         calls._seen.clear()
         calls._kept.clear()
@@ -193,6 +195,17 @@ def test_steps(name: str, kind: torch.dtype, driver: EmulatedDriver) -> None:
         assert same((out, *states), (want, *copies))
         states = tuple(s[:1] for s in states)
     assert driver.launched[0] == "token_step"
+
+
+def test_steady_steps_are_of_another_kind(driver: EmulatedDriver) -> None:
+    """Whichever comes first, each is written down for itself, and launches its own kernel."""
+    for steady in (False, True, False, True, False, True):
+        (S,), inputs = step_of("mamba2", 0, torch.float32)
+        mamba2.step(S, **inputs, steady=steady)
+    parameters = inspect.signature(mamba2.token_step._pyfunc).parameters
+    place = [name for name, p in parameters.items() if "Constant" in str(p.annotation)].index("STEADY")
+    assert [f.constants[place] for f in driver.functions] == [False, True]
+    assert driver.launched == ["token_step"] * 2
 
 
 def test_a_step_that_somebody_differentiates(driver: EmulatedDriver) -> None:

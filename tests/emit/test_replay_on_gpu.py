@@ -109,4 +109,4 @@ def test_steps() -> None:
         got = mamba2.step(S, **one)
         want = usual(lambda copy=copy, one=one: (mamba2.step(copy, **one),))
         assert same((got, S), (*want, copy))
-    assert _step._calls(mamba2.STEP, False)._kept
+    assert _step._calls(mamba2.STEP, False, False)._kept

@@ -11,15 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssdgen.diagnostics import UserError
-from ssdgen.generated import _runtime
+from ssdgen.generated import _runtime, mamba2
+from ssdgen.ir.build import ConstantArg
 from ssdgen.models.config import Config
 from ssdgen.models.loop import Decoder
 from ssdgen.models.mamba2 import Mamba2
 from ssdgen.models.peer import plain
 from ssdgen.run.checks import BOUNDS, relative_error
 from ssdgen.run.emulate import emulation, launch
+from ssdgen.run.recorded import recording
 from tests.models.folders import SMALL, random_weights, write_folder
 
 ROUNDING = 2e-6
@@ -236,3 +239,37 @@ def test_kernels_in_the_emulator(change: dict[str, Any]) -> None:
     names = ["multiply_row", "token_step", *(["normalise"] if change else []), "multiply_row"]
     assert run.launches == names * config.layers + ["multiply_row"]
     assert relative_error(torch.cat((first, second, third)), want[17:]) <= BOUNDS["tf32"]
+
+
+class Embedded(TorchDispatchMode):
+    """Notes where PyTorch's embedding comes among the launches."""
+
+    def __init__(self, launches: list[Any]) -> None:
+        super().__init__()
+        self.launches, self.places = launches, list[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.embedding.default:
+            self.places.append(len(self.launches))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_step_is_steady_behind_the_embedding(rows: int, layers: int) -> None:
+    """What is promised: between any two kernels that have the same state or cache PyTorch's embedding waits for all before it.
+    So it is behind a prefill of one token too, and in a model of one layer."""
+    config = replace(SMALL, layers=layers)
+    model = Mamba2.random(config, dtype=torch.bfloat16)
+    cache, token = model.init_cache(rows), torch.zeros(rows, dtype=torch.int64)
+    with recording(mamba2) as launches, Embedded(launches) as embedded:
+        model.prefill(token[:, None], cache)
+        prefilled = len(launches)
+        model.step(token, cache)
+        stepped = len(launches) - prefilled
+        model.step(token, cache)
+    assert embedded.places == [0, prefilled, prefilled + stepped]
+    steps = [launch.request for launch in launches[prefilled:] if launch.request.kernel in ("roll", "token_step")]
+    assert [r.kernel for r in steps] == [*(["roll"] if rows > 1 else []), "token_step"] * 2 * layers
+    for request in steps:
+        assert ConstantArg("STEADY", True) in request.signature, request.kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -10,6 +11,7 @@ from ssdgen.derive import chunk_form, recurrence
 from ssdgen.diagnostics import Source
 from ssdgen.emit import emit
 from ssdgen.emit.package import package
+from ssdgen.ir.build import ConstantArg
 from ssdgen.ir.layer import Dtype
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Gate
@@ -72,6 +74,10 @@ ALTERED: dict[str, tuple[Gate, str, str, str]] = {
     "no decay": ("emulation", "mamba2.py", "decay * ct.astype(S_tile, ct.float32)", "ct.astype(S_tile, ct.float32)"),
     "tiles that stick out pass for whole ones": ("emulation", "mamba2.py", "whole = ", "whole = True or "),
     "the read slot is written": ("emulation", "mamba2.py", "slot_at(write_indices", "slot_at(state_indices"),
+    "a steady block that does not wait": (
+        "emulation", "mamba2.py", "            ct.grid_dependency_control_wait()\n", "            pass\n",
+    ),
+    "a steady step of slots": ("emulation", "_step.py", "steady and read is None", "steady"),
     "a slot that is to be left out": ("emulation", "_direct.py", "(slot >= 0) & (slot < count), slot, -1", "slot < 0, 0, slot"),
     "outputs of sequences without a slot": ("emulation", "_step.py", "else torch.zeros", "else torch.empty"),
     "the normaliser is written while others read it": (
@@ -125,3 +131,24 @@ def test_states_are_indexed_with_int64_and_without_tma() -> None:
     wide = {a.name for a in launch.request.signature if getattr(a, "wide", False)}
     assert wide == {"S", "S_before"}
     assert launch.grid == (16, 8), "a tile of 8 rows a block: there are few of them"
+
+
+@pytest.mark.parametrize("name", ["mamba2", "state_space_duality", "retnet", "linear_attention", "simple_gla", "mlstm"])
+def test_what_is_steady(name: str) -> None:
+    """A call that promises so, of states of its own, one token or several; both kernels where there are two, as the second
+    reads nothing that the first writes. Not of slots, and not where the call makes a default itself."""
+    of = subject(name)
+    sizes = {a.name: 64 for a in of.layer.axes} | {"b": 2, "t": 1, "h": 8} | {g.axis: 1 for g in of.layer.groups}
+    one = Call(sizes, "bf16")
+    absent = tuple((i.name, 0) for i in of.module.LAYER.inputs if i.default is not None)
+
+    def steady(call: StepCall) -> set[object]:
+        constants = [a for launch in record_step(of.module, call) for a in launch.request.signature]
+        return {a.value for a in constants if isinstance(a, ConstantArg) and a.name == "STEADY"}
+
+    assert steady(StepCall(one)) == {False}
+    assert steady(StepCall(one, steady=True)) == {True}
+    assert steady(StepCall(replace(one, sizes={**sizes, "t": 3}), keeps=True, steady=True)) == {True}
+    assert steady(StepCall(one, pooled=True, steady=True)) == {False}
+    if absent:
+        assert steady(StepCall(replace(one, forms=absent), steady=True)) == {False}

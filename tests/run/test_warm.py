@@ -21,7 +21,7 @@ from ssdgen.files import write_all
 from ssdgen.ir.build import ArrayArg
 from ssdgen.run import warm as warm_module
 from ssdgen.run.load import load_file
-from ssdgen.run.recorded import Call, blank, record, record_gradients, recording
+from ssdgen.run.recorded import Call, StepCall, blank, record, record_gradients, recording
 from ssdgen.run.tune.compile import Compiler
 from ssdgen.run.tune.device import H200
 from ssdgen.run.warm import (
@@ -76,11 +76,22 @@ def test_every_option_is_called(mamba2: ModuleType) -> None:
 
 def test_steps_are_called_too(mamba2: ModuleType) -> None:
     calls = list(step_calls_of(mamba2, [{"b": 1, "h": 4}], ["bf16"]))
-    assert {(c.state, c.pooled) for c in calls} == {(s, p) for s in ("f32", "bf16") for p in (False, True)}
+    kinds = ((False, False), (False, True), (True, False))
+    assert {(c.state, c.pooled, c.steady) for c in calls} == {(s, *kind) for s in ("f32", "bf16") for kind in kinds}
     assert {c.call.present for c in calls} == {(), ("z",)}
     assert {dict(c.call.forms)["D"] for c in calls} == {0, 1, 2}
     kernels = {r.kernel for r in stepped(mamba2, calls[-1], H200)}
     assert kernels == {"token_step"}
+
+
+def test_steps_that_are_compiled(mamba2: ModuleType) -> None:
+    """No later step of the same batch and heads finds a class that was not warmed, whatever it promises."""
+    warmed = {r for c in step_calls_of(mamba2, [{"b": 2, "h": 8}], ["bf16"]) for r in stepped(mamba2, c, H200)}
+    call = Call({**SIZES, "t": 1}, "bf16", ("z",), (("D", 1), ("dt_bias", 1)))
+    plain, steady = (set(stepped(mamba2, StepCall(call, steady=promise), H200)) for promise in (False, True))
+    assert plain <= warmed
+    assert steady <= warmed
+    assert not plain & steady
 
 
 @pytest.mark.parametrize("heads", [8, 3])
@@ -226,6 +237,8 @@ def test_calls_of_the_convolution_of_any_length_are_compiled() -> None:
                 conv.forward(x, weight, activation="silu", out=torch.empty_like(y))
                 conv.step(cache, x[:, 0], weight, bias, activation="silu", state_indices=slots)
                 conv.steps(cache, x[:, :16], weight, bias, activation="silu")
+                conv.step(cache, x[:, 0], weight, bias, activation="silu", steady=True)
+                conv.steps(cache, x[:, :16], weight, bias, activation="silu", steady=True)
                 if b == 1 and tokens > 1:
                     edges = torch.tensor([0, tokens // 3, tokens], dtype=torch.int32)
                     conv.forward(x, weight, bias, cu_seqlens=edges, activation="silu")

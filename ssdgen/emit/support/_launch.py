@@ -127,8 +127,8 @@ def stream(x: Tensor) -> Any:
 def launch(on: Any, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], early: bool = False) -> None:
     """Queue `kernel` on the stream `on`.
 
-    With `early` its blocks take up their positions while the kernel before ends (programmatic dependent launch); it must
-    begin by waiting for that one.
+    With `early` its blocks take up their positions while the kernel before ends (programmatic dependent launch); each of them
+    must wait for that one: see `await_previous` in `_tiles.py`.
     """
     if 0 in grid:
         return

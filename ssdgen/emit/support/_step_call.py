@@ -51,7 +51,8 @@ def _interface(layer: _rt.Layer, with_time: bool) -> _rt.Layer:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a call of `step`, or with `several` of `steps`, in the order of the layer's declarations."""
+    """The arguments of a call of `step`, or with `several` of `steps`, in the order of the layer's declarations. `steady`: the
+    kernels may read the states and the inputs without a time axis before the kernel before has ended."""
 
     states: tuple[Tensor, ...]
     inputs: Tensors
@@ -61,6 +62,7 @@ class Call:
     before: Tensors
     out: Tensors
     several: bool
+    steady: bool
 
 
 _KNOWN: dict[tuple[Any, ...], tuple[Step, dict[str, int]]] = {}

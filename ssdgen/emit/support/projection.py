@@ -36,12 +36,14 @@ def project(
     norm: [k]: rows of x are divided by sqrt(mean(x^2) + eps) and multiplied by it first
     onto: [b o], contiguous: y is added to it, which the kernel rounds once, while PyTorch rounds its product first
     dtype: of y; that of `weight` if absent
-    steady: promises that the kernel queued just before this call does not write `weight` or `norm`
+    steady: promises that what wrote `weight` and `norm` was queued before the last kernel that was launched the ordinary way,
+    as PyTorch's are: they are read while that one, and those behind it, may still run
 
     Raises TypeError or ValueError, which name the tensor, for a missing input, a dtype, shape or device;
     NotImplementedError for `onto` where a gradient is wanted.
     """
     _check(x, weight, bias, norm, onto)
+    _rt.check_flag(NAME, "steady", steady)
     if (
         onto is not None
         and torch.is_grad_enabled()
@@ -71,9 +73,11 @@ def project_and_convolve(
     of them.
 
     cache: [b d w-1], the dtype of `weight`, rolls on in place; taps: [d w]; taps_bias: [d]; activation: "silu" or None: as of
-    `causal_conv.step`. first: 0 to o - d. The others, and errors, are as of `project` and of that.
+    `causal_conv.step`. first: 0 to o - d. steady: promises of all of `weight`, `norm`, `cache`, `taps` and `taps_bias` what
+    `project` asks of the first two. The others, and errors, are as of `project` and of `causal_conv.step`.
     """
     _check(x, weight, bias, norm, None)
+    _rt.check_flag(NAME, "steady", steady)
     if not isinstance(taps, Tensor) or taps.dim() != 2:
         found = f"shape {list(taps.shape)}" if isinstance(taps, Tensor) else type(taps).__name__
         raise ValueError(f"{NAME}: `taps` must be a torch.Tensor [d w] (rank 2), got {found}")
@@ -91,7 +95,7 @@ def project_and_convolve(
         _projection.launch(x, weight, bias, norm, eps, False, steady, y, through)
         return y, c
     y = project(x, weight, bias, norm=norm, eps=eps, steady=steady)
-    return y, causal_conv.step(cache, y[:, first : first + d], taps, taps_bias, activation=activation)
+    return y, causal_conv.step(cache, y[:, first : first + d], taps, taps_bias, activation=activation, steady=steady)
 
 
 def _runs_kernels(x: Tensor, weight: Tensor, *others: Tensor | None) -> bool:

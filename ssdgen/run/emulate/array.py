@@ -256,12 +256,17 @@ def bid(axis: int) -> Scalar:
 
 @answers(ct.grid_dependency_control_wait)
 def grid_dependency_control_wait() -> None:
-    """Nothing: launches run one after the other here."""
+    """Nothing, as launches run one after the other here; but all blocks wait, or none: see `Grid.leave`."""
+    grid = here()
+    grid.dependent = True
+    if grid.waited == grid.number:
+        grid.waited += 1
 
 
 @answers(ct.grid_dependency_control_launch_dependents)
 def grid_dependency_control_launch_dependents() -> None:
-    """Nothing: launches run one after the other here."""
+    """Nothing, as launches run one after the other here; but who lets the one behind begin has to wait for the one before."""
+    here().dependent = True
 
 
 @answers(ct.num_blocks)

@@ -28,7 +28,8 @@ class Grid(DispatchMode):  # type: ignore[misc]
     """One launch being emulated; blocks run one after the other, axis 0 fastest.
 
     `block` is the index of the running block, always of three axes, and `number` its rank in the order of running.
-    `poisoned` says that the running block has loaded undetermined padding.
+    `poisoned` says that the running block has loaded undetermined padding. `dependent` says that a block has waited for the
+    launch before, or let the one behind begin; `waited` counts the blocks that have waited, up to one that has not.
     """
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
@@ -36,12 +37,20 @@ class Grid(DispatchMode):  # type: ignore[misc]
         self.block = (0, 0, 0)
         self.number = 0
         self.poisoned = False
+        self.dependent = False
+        self.waited = 0
 
     def enter(self, number: int) -> None:
         """Make block `number` the running one."""
         self.block = self.index_of(number)
         self.number = number
         self.poisoned = False
+
+    def leave(self) -> None:
+        """End the running block. A fault if some do not wait for the launch before where others do, or where they let the one
+        behind begin, which relies on it that with this launch all before it are over."""
+        if self.dependent and self.waited <= self.number:
+            raise Fault("some block ends without grid_dependency_control_wait: all have to call it, or none")
 
     def index_of(self, number: int) -> tuple[int, int, int]:
         """The block index of block `number`."""

@@ -58,6 +58,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any]) -> None:
             for number in range(math.prod(running.shape)):
                 running.enter(number)
                 body(*bound)
+                running.leave()
     except Exception as e:  # a kernel's body is somebody else's code: whatever it raises is a fault of the kernel
         reason = str(e) if isinstance(e, Fault) else f"{type(e).__name__}: {e}"
         block = blocks.block[: len(grid)] if blocks else None

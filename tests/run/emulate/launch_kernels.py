@@ -111,3 +111,16 @@ def dependent(x, y, n: ct.Constant[int]):
     ct.grid_dependency_control_wait()
     ct.store(y, (ct.bid(0),), ct.load(x, (ct.bid(0),), (n,)))
     ct.grid_dependency_control_launch_dependents()
+
+
+@ct.kernel
+def waits_in_one_block(x, y, n: ct.Constant[int], which: ct.Constant[int]):
+    if ct.bid(0) == which:
+        ct.grid_dependency_control_wait()
+    ct.store(y, (ct.bid(0),), ct.load(x, (ct.bid(0),), (n,)))
+
+
+@ct.kernel
+def lets_the_next_begin(x, y, n: ct.Constant[int]):
+    ct.grid_dependency_control_launch_dependents()
+    ct.store(y, (ct.bid(0),), ct.load(x, (ct.bid(0),), (n,)))

@@ -144,6 +144,17 @@ def test_programmatic_dependent_launch_is_no_operation() -> None:
     assert torch.equal(x, y)
 
 
+def test_every_block_waits_for_the_launch_before_or_none() -> None:
+    x, y = torch.randn(16), torch.zeros(16)
+    for kernel, more in (
+        (k.waits_in_one_block, (0,)),
+        (k.waits_in_one_block, (1,)),
+        (k.lets_the_next_begin, ()),
+    ):
+        with pytest.raises(EmulationError, match="some block ends without grid_dependency_control_wait"):
+            launch(kernel, (2,), (x, y, 8, *more))
+
+
 def test_device_functions_are_refused_outside_of_a_launch() -> None:
     """Also after a launch that failed: the dispatch mode is restored."""
     with pytest.raises(EmulationError):
