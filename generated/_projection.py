@@ -1,22 +1,18 @@
 """The kernel of `projection.py`: one row times the rows of a matrix, bound by reading that, and how it is launched.
 
 A block has some rows of the matrix, whole, in registers: it asks for all of them, then waits for the kernel before, and only
-then reads the vector. So there is always more of the matrix on its way than the memory needs to be kept busy. Outputs that go
-through the convolution of one token do so before they are stored: a block has all that a channel's needs.
+then reads the vector. So there is always more of the matrix on its way than the memory needs to be kept busy.
 
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cuda.tile as ct
 from torch import Tensor
 
 from . import _cut
 from . import _runtime as _rt
-from ._conv import silu
 
 BLOCK_BYTES = 81920
 """Of the matrix in a block, at most: 160 registers of each of its 128 threads."""
@@ -38,30 +34,13 @@ BLOCKS = 2
 """Blocks a multiprocessor, at least, where rows are so few that they would be fewer."""
 
 
-@dataclass(frozen=True)
-class Convolution:
-    """The convolution of one token that outputs go through, as many as `taps`[d w] has rows, from the one at `first` on: see
-    `causal_conv.step`. `cache`[1 d w-1] rolls on in place."""
-
-    first: int
-    cache: Tensor
-    taps: Tensor
-    bias: Tensor | None
-    silu: bool
-
-
 @ct.kernel
 def multiply_row(
-    x: ct.Array, norm: ct.Array, weight: ct.Array, bias: ct.Array, taps: ct.Array, taps_bias: ct.Array,
-    y: ct.Array, cache: ct.Array, eps: float, first: int,
+    x: ct.Array, norm: ct.Array, weight: ct.Array, bias: ct.Array, y: ct.Array, eps: float,
     STEPS: ct.Constant[int], TILE_K: ct.Constant[int], TILE_O: ct.Constant[int],
     WITH_NORM: ct.Constant[bool], WITH_BIAS: ct.Constant[bool], ONTO: ct.Constant[bool],
-    WIDTH: ct.Constant[int], WITH_TAPS_BIAS: ct.Constant[bool], SILU: ct.Constant[bool],
 ) -> None:  # fmt: skip
-    """Some outputs of the row x[1 k], of its norm if WITH_NORM; with ONTO they are added to what y has.
-
-    Unless WIDTH is 0, those from the one at `first` on go through a convolution of so many taps, whose cache rolls on.
-    """
+    """Some outputs of the row x[1 k], of its norm if WITH_NORM; with ONTO they are added to what y has."""
     ct.grid_dependency_control_launch_dependents()
     rows = ct.bid(0) * TILE_O + ct.arange(TILE_O, dtype=ct.int32)  # [O]
     place = ct.arange(TILE_K, dtype=ct.int32)  # [K], of a step
@@ -73,20 +52,9 @@ def multiply_row(
         matrix = (*matrix, ct.gather(weight, (rows[:, None], column[None, :]), padding_value=0))  # [O, K]
         if WITH_NORM:
             factors = (*factors, ct.gather(norm, column, padding_value=0))  # [K]
-    channels = rows - first
-    convolved = (channels >= 0) & (channels < taps.shape[0])  # [O]
-    tap: tuple[ct.Tile, ...] = ()
-    for k in ct.static_iter(range(WIDTH)):
-        tap = (*tap, ct.gather(taps, (channels, k), mask=convolved, padding_value=0))  # [O]
-    total = ct.zeros((TILE_O,), dtype=ct.float32)
-    if WITH_TAPS_BIAS:
-        total = total + ct.gather(taps_bias, channels, mask=convolved, padding_value=0).astype(ct.float32)
     ct.grid_dependency_control_wait()
     for step in ct.static_iter(range(STEPS)):
         vector = (*vector, ct.gather(x, (0, step * TILE_K + place), padding_value=0))  # [K]
-    before: tuple[ct.Tile, ...] = ()  # the inputs that the cache has, the oldest first
-    for k in ct.static_iter(range(WIDTH - 1)):
-        before = (*before, ct.gather(cache, (0, channels, k), mask=convolved, padding_value=0))  # [O]
 
     products = ct.zeros((TILE_O, TILE_K), dtype=ct.float32)
     squares = ct.zeros((TILE_K,), dtype=ct.float32)
@@ -103,15 +71,6 @@ def multiply_row(
         y_tile = y_tile + ct.gather(bias, rows, padding_value=0).astype(ct.float32)
     if ONTO:
         y_tile = y_tile + ct.gather(y, (0, rows), padding_value=0).astype(ct.float32)
-    if WIDTH > 0:
-        inputs = (*before, y_tile.astype(cache.dtype))
-        for k in ct.static_iter(range(WIDTH)):
-            total = total + tap[k].astype(ct.float32) * inputs[k].astype(ct.float32)
-        for k in ct.static_iter(range(WIDTH - 1)):
-            ct.scatter(cache, (0, channels, k), inputs[k + 1], mask=convolved)
-        if SILU:
-            total = silu(total)
-        y_tile = ct.where(convolved, total, y_tile)
     ct.scatter(y, (0, rows), y_tile.astype(y.dtype))
 
 
@@ -122,40 +81,24 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     return len(x) == 1 and len(weight) > 0 and 0 < row_bytes <= ROW_BYTES and reach <= _rt.LIMIT
 
 
-def at_once(x: Tensor, weight: Tensor) -> bool:
-    """Whether a GPU has room for all blocks of a call at the same time.
-
-    Only then is a convolution within the launch worth it. On an H200 it takes 3.4 us instead of 2.4 and 1.5 by two launches for
-    3,352 rows of 768; where blocks wait for others to end, as of 10,576 rows of 2,560, each delays the next: 19.3, or with
-    fewer blocks a multiprocessor 16.9, instead of 16.6.
-    """
-    multiprocessors = _cut.multiprocessors(x)
-    rows = _rows(weight, multiprocessors)
-    return _is_small(weight, rows) and _rt.ceil_div(len(weight), rows) <= RESIDENT * multiprocessors
-
-
 def launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None, eps: float, onto: bool, steady: bool, y: Tensor,
-    convolution: Convolution | None = None,
 ) -> None:  # fmt: skip
     """Launch `multiply_row` on checked tensors that fit; y[1 o] is written, or with `onto` added to.
 
-    It reads `weight`, `norm` and what the convolution multiplies by before it waits for the kernel before, so it may only
-    begin early if neither that one, nor what still runs beside it, writes them.
+    It reads `weight` and `norm` before it waits for the kernel before, so it may only begin early if neither that one, nor what
+    still runs beside it, writes them.
     """
     length = weight.shape[1]
     step = _step(length)
     rows = _rows(weight, _cut.multiprocessors(x))
-    through = convolution or Convolution(0, y, weight, None, False)
     _rt.launch(
         _rt.stream(x),
         _rt.hinted(multiply_row, RESIDENT if _is_small(weight, rows) else 0, WARPS),
         (_rt.ceil_div(len(weight), rows),),
         (
-            x, _rt.given(norm, weight[0]), weight, _rt.given(bias, weight[0]), through.taps,
-            _rt.given(through.bias, weight[0]), y, through.cache, float(eps), through.first,
+            x, _rt.given(norm, weight[0]), weight, _rt.given(bias, weight[0]), y, float(eps),
             _rt.ceil_div(length, step), step, rows, norm is not None, bias is not None, onto,
-            0 if convolution is None else through.taps.shape[1], through.bias is not None, through.silu,
         ),
         early=steady,
     )  # fmt: skip

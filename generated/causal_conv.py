@@ -182,13 +182,6 @@ def steps(
     return y
 
 
-def check_step(cache: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> bool:
-    """Check the arguments of a `step` of x[b d]; whether the activation is silu."""
-    silu = _checked_steps(cache, x.unsqueeze(1), weight, bias, activation, None)
-    _conv.check_reach("cache", cache)
-    return silu
-
-
 def init_cache(
     batch: int, channels: int, width: int, *, device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,

@@ -2,8 +2,6 @@
 
     y = weight @ rms_norm(x) + bias, or onto + that, which is left in `onto`
 
-`project_and_convolve` also sends some of the outputs through the convolution that follows in a Mamba layer.
-
 A single row on a GPU, which is bound by reading the weights, takes one launch, and if they are steady begins to read them
 while the kernel before it ends. More rows take the norm's kernel and PyTorch's product; so do CPU tensors, with plain torch
 for the norm.
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from . import _projection, causal_conv, norms
+from . import _projection, norms
 from . import _runtime as _rt
 
 NAME = "project"
@@ -60,42 +58,6 @@ def project(
     u = x if norm is None else norms.rms_norm(x, norm, eps=eps)
     y = linear(u.to(weight.dtype), weight, bias)
     return y.to(dtype or y.dtype) if onto is None else onto.add_(y)
-
-
-def project_and_convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, cache: Tensor, taps: Tensor, taps_bias: Tensor | None = None, *,
-    first: int, activation: causal_conv.Activation | None = None, norm: Tensor | None = None, eps: float = 1e-5,
-    steady: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """y[b o] of `project`, of the dtype of `weight`, and c[b d]: the convolution of one token of those from output `first` on.
-
-    What y has in these d places is unspecified: in a single launch, of a row whose product a GPU computes at once, c is a view
-    of them.
-
-    cache: [b d w-1], the dtype of `weight`, rolls on in place; taps: [d w]; taps_bias: [d]; activation: "silu" or None: as of
-    `causal_conv.step`. first: 0 to o - d. steady: promises of all of `weight`, `norm`, `cache`, `taps` and `taps_bias` what
-    `project` asks of the first two. The others, and errors, are as of `project` and of `causal_conv.step`.
-    """
-    _check(x, weight, bias, norm, None)
-    _rt.check_flag(NAME, "steady", steady)
-    if not isinstance(taps, Tensor) or taps.dim() != 2:
-        found = f"shape {list(taps.shape)}" if isinstance(taps, Tensor) else type(taps).__name__
-        raise ValueError(f"{NAME}: `taps` must be a torch.Tensor [d w] (rank 2), got {found}")
-    if not isinstance(cache, Tensor):
-        raise TypeError(f"{NAME}: `cache` must be a torch.Tensor, got {type(cache).__name__}")
-    o, d = len(weight), len(taps)
-    if type(first) is not int or not 0 <= first <= o - d:
-        raise ValueError(f"{NAME}: `first` must be 0 to {o - d}, for {d} of {o} outputs to begin there, got {first!r}")
-    if _runs_kernels(x, weight, bias, norm, cache, taps, taps_bias) and _projection.at_once(x, weight):
-        y = torch.empty((1, o), dtype=weight.dtype, device=x.device)
-        c = y[:, first : first + d]
-        silu = causal_conv.check_step(cache, c, taps, taps_bias, activation)
-        _rt.check_kernels(NAME, (x, weight, bias, norm))
-        through = _projection.Convolution(first, cache, taps, taps_bias, silu)
-        _projection.launch(x, weight, bias, norm, eps, False, steady, y, through)
-        return y, c
-    y = project(x, weight, bias, norm=norm, eps=eps, steady=steady)
-    return y, causal_conv.step(cache, y[:, first : first + d], taps, taps_bias, activation=activation, steady=steady)
 
 
 def _runs_kernels(x: Tensor, weight: Tensor, *others: Tensor | None) -> bool:

@@ -171,12 +171,6 @@ class OnGpu:
         def cublas(i: int, w: LayerWeights) -> object:
             return linear(norms.rms_norm(residual, w.norm), w.in_proj)
 
-        def together(i: int, w: LayerWeights) -> object:
-            return projection.project_and_convolve(
-                residual, w.in_proj, None, cache.convolution[i], w.conv, w.conv_bias, first=c.inner, activation="silu",
-                norm=w.norm, steady=True,
-            )  # fmt: skip
-
         def convolution(i: int, w: LayerWeights) -> object:
             return causal_conv.step(
                 cache.convolution[i], convolved, w.conv, w.conv_bias, activation="silu", steady=True
@@ -197,7 +191,6 @@ class OnGpu:
             ("norm and in_proj", ours, first.in_proj.nbytes),
             ("norm and in_proj by cuBLAS", cublas, first.in_proj.nbytes),
             ("convolution", convolution, 0),
-            ("norm, in_proj and convolution", together, first.in_proj.nbytes),
             ("state", state, 2 * cache.states[0].nbytes),
             ("norm, out_proj, addition", out, first.out_proj.nbytes),
             ("norm, out_proj, addition by cuBLAS", out_cublas, first.out_proj.nbytes),

@@ -229,12 +229,10 @@ class Mamba2:
         weights, and for what the layer remembers, which a prefill or the token before has left.
         """
         c = self.config
-        projected, convolved = projection.project_and_convolve(
-            residual, layer.in_proj, layer.in_bias, conv, layer.conv, layer.conv_bias, first=c.inner, activation="silu",
-            norm=layer.norm, eps=c.eps, steady=True,
-        )  # fmt: skip
-        z, _, dt = self._split(projected)
-        x, B, C = self._vectors(convolved)
+        projected = projection.project(residual, layer.in_proj, layer.in_bias, norm=layer.norm, eps=c.eps, steady=True)
+        z, xBC, dt = self._split(projected)
+        xBC = causal_conv.step(conv, xBC, layer.conv, layer.conv_bias, activation="silu", steady=True)
+        x, B, C = self._vectors(xBC)
         y = mamba2.step(state, x, dt, layer.A, B, C, **self._gated(layer, z), steady=True).flatten(1)
         norm = layer.gated_norm
         if norm is not None and (c.norm_before_gate or c.norm_groups > 1):

@@ -95,6 +95,14 @@ def launch_graph(executable: int, stream: int) -> int:
     return 0
 
 
+def upload_graph(executable: int, stream: int) -> int:
+    """Launches are ordered behind what is queued on their own stream alone: an upload elsewhere may end after the next."""
+    UPLOADED_TO.append(stream)
+    return 0
+
+
+UPLOADED_TO: list[int] = []
+
 ANSWERS: dict[str, tuple[int, Callable[..., int]]] = {
     "cuDriverGetVersion": (1, lambda v: put(v, 13000, c_int)),
     "cuDeviceGetCount": (1, lambda n: put(n, 1, c_int)),
@@ -115,6 +123,7 @@ ANSWERS: dict[str, tuple[int, Callable[..., int]]] = {
     "cuGraphInstantiateWithFlags": (3, lambda executable, graph, flags: put(executable, EXECUTABLE)),
     "cuGraphExecKernelNodeSetParams_v2": (3, set_parameters),
     "cuGraphLaunch": (2, launch_graph),
+    "cuGraphUpload": (2, upload_graph),
 }
 FUNCTIONS = {name: ctypes.CFUNCTYPE(c_int, *(c_void_p,) * n)(answer) for name, (n, answer) in ANSWERS.items()}
 NOTHING = ctypes.CFUNCTYPE(c_int)(lambda: 0)
@@ -210,6 +219,7 @@ def main() -> None:
         assert again is not None
         assert bool(NODES) is not captures
         compare(expected, recording, values, again)
+    assert set(UPLOADED_TO) <= {STREAM}, UPLOADED_TO
     print(f"{len(expected)} launches alike")
 
 

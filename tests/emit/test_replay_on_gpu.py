@@ -83,7 +83,7 @@ def test_calls_that_wait_for_nothing() -> None:
                 found.append(calls[number % 6]())
     torch.cuda.synchronize()
     replay = next(iter(mamba2.OPERATOR._calls._kept.values()))
-    assert all(words._graph is not None for free in replay.free.values() for words in free)
+    assert all(words._graph is not None for stream in streams for words in replay.free[stream.cuda_stream])
     assert all(same(values, want[number % 6]) for number, values in enumerate(found))
 
 

@@ -105,7 +105,7 @@ def test_the_parts_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [f.note for f in figures if f.failed]
     assert modes == ["error", "default"] * 2
     values = {(f.part, f.name, f.unit): f.value.median for f in figures if f.value is not None}
-    assert len(values) == len(figures) == 21
+    assert len(values) == len(figures) == 20
     assert values["memory", "40 tokens over 20", "bytes"] == 0
     assert values["pieces", "state", "us a layer"] == 2.5
     assert values["prefill", "30 tokens, launched", "TFLOP/s"] == pytest.approx(2e-6 * TINY.parameters * 30 / 5)

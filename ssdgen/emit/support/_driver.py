@@ -122,7 +122,6 @@ class Cuda:
             if len(nodes) < len(launches) or instantiate(ctypes.byref(executable), graph, None):
                 driver.cuGraphDestroy(graph)
                 return None
-            driver.cuGraphUpload(executable, stream)  # now, for a launch not to while somebody captures another
         return Graph(driver, graph.value, executable.value or 0, nodes)
 
     def _captured(
