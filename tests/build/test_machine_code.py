@@ -16,11 +16,13 @@ import torch
 from generated import causal_conv, mamba2, mlstm, norms, projection
 from ssdgen.build.worker import Compiled, answer
 from ssdgen.ir.build import CompileRequest, ConstantArg, array_arg
+from ssdgen.ir.layer import Dtype
 from ssdgen.run.recorded import Call, StepCall, record_step, recording
 from tests.build import rolling
 from tests.build.machine_code import accesses, disassembled, read_again
 
 DTYPES = (torch.float32, torch.bfloat16)
+STATES: tuple[Dtype, ...] = ("f32", "bf16")
 
 
 def text_of(request: CompileRequest) -> str:
@@ -53,13 +55,13 @@ def convolutions() -> None:
 
 
 def norms_in_place() -> None:
-    for dtype, length, gated in itertools.product(DTYPES, (768, 60), (False, True)):
+    for dtype, length, gated in itertools.product(DTYPES, (768,), (False, True)):
         x, add = torch.empty(3, length), torch.empty(3, length, dtype=dtype)
         norms.rms_norm(x, torch.empty(length, dtype=dtype), add=add, gate=add if gated else None)
 
 
 def products() -> None:
-    for dtype, (o, k) in itertools.product(DTYPES, ((768, 1536), (2560, 5120), (60, 120))):
+    for dtype, o, k in ((DTYPES[1], 768, 1536), (DTYPES[1], 2560, 5120), (DTYPES[0], 60, 120)):
         x, weight, norm = torch.empty(1, k, dtype=dtype), torch.empty(o, k, dtype=dtype), torch.empty(k, dtype=dtype)
         projection.project(x, weight, norm=norm, onto=torch.empty(1, o), steady=True)
 
@@ -81,8 +83,8 @@ def test_states_are_read_before_they_are_written(module: Any) -> None:
         if a in axes | {"b", "t", "h", "p", "n"}
     }
     launches = []
-    for dtype, state, steady in itertools.product(("bf16", "f32"), ("f32", "bf16"), (False, True)):
-        launches += record_step(module, StepCall(Call(sizes, dtype), state, steady=steady))
+    for state, steady in itertools.product(STATES, (False, True)):
+        launches += record_step(module, StepCall(Call(sizes, "bf16"), state, steady=steady))
     _check(launches, {})
 
 
