@@ -4,8 +4,8 @@
 has changed since another launch needs only new addresses, and calls the driver itself. A kernel takes an array as its
 address, then its lengths, then its strides, each a parameter; numbers are one parameter each, constants none.
 
-Several launches are one to the host as a CUDA graph: to set the parameters of its kernels and launch it takes a fourth of
-the time that launching them one by one does.
+Several launches are one to the host as a CUDA graph: to set the parameters of its kernels and launch it takes a fourth to
+a third of the time that launching them one by one does.
 
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """
@@ -26,7 +26,6 @@ from . import _kept, _launch
 
 EARLY = 6
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
-
 
 NON_BLOCKING, RELAXED = 1, 2
 """CU_STREAM_NON_BLOCKING and CU_STREAM_CAPTURE_MODE_RELAXED: other threads, and graphs that they capture, are not minded."""

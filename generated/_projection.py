@@ -92,9 +92,10 @@ def launch(
     length = weight.shape[1]
     step = _step(length)
     rows = _rows(weight, _cut.multiprocessors(x))
+    small = rows * length * weight.element_size() <= ROW_BYTES
     _rt.launch(
         _rt.stream(x),
-        _rt.hinted(multiply_row, RESIDENT if _is_small(weight, rows) else 0, WARPS),
+        _rt.hinted(multiply_row, RESIDENT if small else 0, WARPS),
         (_rt.ceil_div(len(weight), rows),),
         (
             x, _rt.given(norm, weight[0]), weight, _rt.given(bias, weight[0]), y, float(eps),
@@ -102,11 +103,6 @@ def launch(
         ),
         early=steady,
     )  # fmt: skip
-
-
-def _is_small(weight: Tensor, rows: int) -> bool:
-    """Whether a multiprocessor is to hold RESIDENT blocks of so many rows."""
-    return rows * weight.shape[1] * weight.element_size() <= ROW_BYTES
 
 
 def _step(length: int) -> int:

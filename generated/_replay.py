@@ -183,10 +183,10 @@ class Words:
 @dataclass(frozen=True)
 class Replay:
     """A call that was written down: `given` are the places of the caller's tensors whose addresses it takes, `results` the
-    shape and dtype of each that it makes, or the place of a tensor of the caller that has both (of which PyTorch makes the like
-    in half the time), and `between` where in one piece of memory, of `size` bytes, what is between the
-    kernels lies; `values` are what it returns, of the caller's or results, or None. `free` are words of calls that are over,
-    by stream: no two calls have the same at a time."""
+    shape and dtype of each that it makes, or the place of a tensor of the caller like it (of which PyTorch makes another in
+    half the time), and `between` where in one piece of memory, of `size` bytes, what is between the kernels lies; `values` are
+    what it returns, of the caller's or results, or None. `free` are words of calls that are over, by stream: no two calls have
+    the same at a time."""
 
     device: int
     given: tuple[int, ...]
@@ -201,15 +201,9 @@ class Replay:
 
     def __call__(self, given: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         """The values of another call of the kind; None if a launch was refused, and nothing is said about why."""
-        driver = _driver.DRIVER
-        place = given[self.given[0]].device  # type: ignore[union-attr]
-        results = [
-            torch.empty_like(given[r]) if type(r) is int else torch.empty(r[0], dtype=r[1], device=place)  # type: ignore
-            for r in self.results
-        ]
-        memory = torch.empty(self.size, dtype=torch.uint8, device=place) if self.size else None
-        base = 0 if memory is None else memory.data_ptr()
-        stream = driver.stream(self.device)
+        results, between = self.memory(given)
+        base = 0 if between is None else between.data_ptr()
+        stream = _driver.DRIVER.stream(self.device)
         free = self.free.setdefault(stream, [])
         try:
             words = free.pop()
@@ -228,6 +222,15 @@ class Replay:
         return tuple(
             [None if v is None else results[v.number] if v.kind == "result" else given[v.number] for v in self.values]
         )
+
+    def memory(self, given: tuple[Tensor | None, ...]) -> tuple[list[Tensor], Tensor | None]:
+        """What a call takes: for its results, and between its kernels."""
+        place = given[self.given[0]].device  # type: ignore[union-attr]
+        results = [
+            torch.empty_like(given[r]) if type(r) is int else torch.empty(r[0], dtype=r[1], device=place)  # type: ignore
+            for r in self.results
+        ]
+        return results, torch.empty(self.size, dtype=torch.uint8, device=place) if self.size else None
 
 
 def prepared(
@@ -275,11 +278,10 @@ def prepared(
 
 
 def _form(result: Tensor, given: Sequence[Tensor | None]) -> tuple[tuple[int, ...], torch.dtype] | int:
-    """What to make another `result` from: its shape and dtype, or the place of a contiguous tensor among `given` like it."""
+    """What to make another `result` from: its shape and dtype, or the place of a tensor among `given` with its strides too."""
     shape, dtype = tuple(result.shape), result.dtype
-    alike = (
-        i for i, x in enumerate(given) if x is not None and x.is_contiguous() and (x.shape, x.dtype) == (shape, dtype)
-    )
+    laid = shape, result.stride(), dtype
+    alike = (i for i, x in enumerate(given) if x is not None and (x.shape, x.stride(), x.dtype) == laid)
     return next(alike, (shape, dtype))
 
 

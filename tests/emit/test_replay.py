@@ -98,6 +98,19 @@ def test_several_launches_are_one(driver: EmulatedDriver) -> None:
     assert (driver.made, driver.whole) == (2, 5)
 
 
+def test_results_are_laid_out_as_ever(driver: EmulatedDriver) -> None:
+    """Made like one of the caller's or not: an x whose single row has a stride of its own is contiguous all the same."""
+    inputs = inputs_of()
+    wide = torch.stack((inputs["x"], inputs["x"]), 1)[:, 0]
+    assert wide.is_contiguous()
+    for x in (inputs["x"], wide):
+        given = {**inputs, "x": x}
+        for _ in range(3):
+            got = mamba2.forward(**given)
+        assert [v.stride() for v in got] == [v.stride() for v in usual(mamba2, given)]
+    assert driver.whole == 2
+
+
 def test_where_no_graph_is_made(driver: EmulatedDriver) -> None:
     """Launches go one by one where the driver refuses it, and into a graph that somebody captures."""
     driver.graphs = False

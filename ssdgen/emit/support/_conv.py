@@ -193,7 +193,7 @@ def launch_roll(
     copy of `weight`, the cache for the tokens of another launch. Nor if there are slots, which may just have been written.
     """
     _check_written(y, x)
-    check_reach("cache", cache)
+    _check_reach("cache", cache)
     x, taps = _rt.indexable(x), _rt.indexable(weight)
     steady = steady and state_indices is None and taps is weight
     width = taps.shape[1]
@@ -226,10 +226,10 @@ def _check_written(y: Tensor, x: Tensor) -> None:
     """Blocks write y while others read x; and what is written in place cannot be copied to where 32-bit indices reach it."""
     if y.data_ptr() == x.data_ptr():
         raise ValueError("causal_conv: `out` is the memory of `x`, which kernels still read while they write")
-    check_reach("out", y)
+    _check_reach("out", y)
 
 
-def check_reach(name: str, value: Tensor) -> None:
+def _check_reach(name: str, value: Tensor) -> None:
     """Check that int32 reaches what is written in place."""
     reach = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
     if reach > _rt.LIMIT:
