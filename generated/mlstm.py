@@ -141,7 +141,7 @@ def chunk_cumsum(
     valid = token < length  # [L]: false past the end
     i_tile = load(i, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
     # mlstm.ssd:13  write = sigmoid(i) / sqrt(size(n))
-    write_tile = sigmoid(i_tile) / ct.sqrt(size_n)  # [L, H]
+    write_tile = sigmoid(i_tile) * (1.0 / ct.sqrt(size_n))  # [L, H]
     write_valid = ct.where(valid[:, None], write_tile, 0.0)  # [L, H]
     f_tile = load(f, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
     decay_log2 = ct.where(valid[:, None], clamp(log_sigmoid(f_tile) * LOG2E, -128.0, 0.0), 0.0)  # [L, H]: of one token
@@ -310,7 +310,7 @@ def walk_out(
         read_C = dot(score, v_tile, read_C_carried * exp2(decay_sum_tile)[:, None], INTRA)  # [L, P]
         read_N = read_N_carried * exp2(decay_sum_tile) + ct.sum(score, axis=1)  # [L]
         # mlstm.ssd:22  y = (C[t] . q) / max(abs(N[t] . q), 1)
-        y_tile = read_C / ct.maximum(ct.abs(read_N), 1.0)[:, None]  # [L, P]
+        y_tile = read_C * (1.0 / ct.maximum(ct.abs(read_N), 1.0))[:, None]  # [L, P]
         store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), y_tile)
 
         # The state at the end of the chunk.
@@ -382,7 +382,7 @@ def token_step(
             read_C = ct.sum(C_now * q_tile[None, :], axis=1)  # [P]
             read_N = ct.sum(N_now * q_tile, axis=0)
             # mlstm.ssd:22  y = (C[t] . q) / max(abs(N[t] . q), 1)
-            y_tile = read_C / ct.maximum(ct.abs(read_N), 1.0)  # [P]
+            y_tile = read_C * (1.0 / ct.maximum(ct.abs(read_N), 1.0))  # [P]
             store_direct(y, (batch, token, head, p_tile), (1, 1, 1, TILE_P), y_tile, WHOLE)
             C_tile = ct.astype(C_now, C.dtype)
             N_tile = ct.astype(N_now, N.dtype)

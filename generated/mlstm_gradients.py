@@ -374,7 +374,7 @@ def read_gradients(
                     above(ct.abs(read_N), 1.0)[:, None]
                     * read_C
                     * sign(read_N)[:, None]
-                    / (ct.maximum(ct.abs(read_N), 1.0) * ct.maximum(ct.abs(read_N), 1.0))[:, None]
+                    * (1.0 / (ct.maximum(ct.abs(read_N), 1.0) * ct.maximum(ct.abs(read_N), 1.0)))[:, None]
                 )
                 * d_y_tile
             ),
@@ -788,7 +788,7 @@ def token_gradients(
         )
         d_write_tile = ct.transpose(d_weight_tile)  # [L, H]
         i_tile = load(i, (batch, chunk, head_tile), (1, CHUNK, TILE_H)).astype(ct.float32)  # [L, H]
-        d_i_tile = (1.0 - sigmoid(i_tile)) * sigmoid(i_tile) / ct.sqrt(size_n) * d_write_tile  # [L, H]
+        d_i_tile = (1.0 - sigmoid(i_tile)) * sigmoid(i_tile) * (1.0 / ct.sqrt(size_n)) * d_write_tile  # [L, H]
         store(d_i, (batch, chunk, head_tile), (1, CHUNK, TILE_H), d_i_tile)
         d_f_tile = (1.0 - sigmoid(f_tile)) * d_decay_tile  # [L, H]
         store(d_f, (batch, chunk, head_tile), (1, CHUNK, TILE_H), d_f_tile)

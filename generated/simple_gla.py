@@ -241,7 +241,7 @@ def walk_out(
         v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V)  # [L, P]
         read_S = dot(score, v_tile, read_S_carried * exp2(decay_sum_tile)[:, None], INTRA)  # [L, P]
         # simple_gla.ssd:16  y = (S[t] . q) / sqrt(size(n))
-        y_tile = read_S / ct.sqrt(size_n)  # [L, P]
+        y_tile = read_S * (1.0 / ct.sqrt(size_n))  # [L, P]
         store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), y_tile)
 
         # The state at the end of the chunk.
@@ -302,7 +302,7 @@ def token_step(
             q_tile = load_direct(q, (batch, token, head, 0), (1, 1, 1, TILE_N), WHOLE).astype(ct.float32)  # [N]
             read_S = ct.sum(S_now * q_tile[None, :], axis=1)  # [P]
             # simple_gla.ssd:16  y = (S[t] . q) / sqrt(size(n))
-            y_tile = read_S / ct.sqrt(size_n)  # [P]
+            y_tile = read_S * (1.0 / ct.sqrt(size_n))  # [P]
             store_direct(y, (batch, token, head, p_tile), (1, 1, 1, TILE_P), y_tile, WHOLE)
             S_tile = ct.astype(S_now, S.dtype)
         if into >= 0:

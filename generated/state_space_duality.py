@@ -37,7 +37,7 @@ from torch import Tensor
 from . import _blocks, _cut, _operator, _packed, _step, _tuned
 from . import _runtime as _rt
 from ._direct import load_direct, slot_at, store_direct
-from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, magnitude, segment_at, silu, store
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, half_scale, load, segment_at, silu, store
 
 LOG2E = math.log2(math.e)
 
@@ -238,8 +238,8 @@ def group_scores(
     scores_own = ct.sum(ct.where(token[:, None] == token[None, :], scores, 0.0), axis=1)  # [L]: of a token with itself
     causal_before = token[:, None] > token[None, :]  # [L, L]
     scores = ct.where(causal_before, scores, 0.0)  # [L, L]
-    scores_scale = magnitude(scores, 0)  # [L]
-    store(shared_scores, (lane, group_g, slot, 0), (1, 1, CHUNK, CHUNK), scores / scores_scale[None, :])
+    scores_scale = half_scale(scores, 1)  # [L]
+    store(shared_scores, (lane, group_g, slot, 0), (1, 1, CHUNK, CHUNK), scores * (1.0 / scores_scale)[:, None])
     store(shared_scores_own, (lane, group_g, slot), (1, 1, CHUNK), scores_own)
     store(shared_scores_scale, (lane, group_g, slot), (1, 1, CHUNK), scores_scale)
     await_previous()
@@ -307,12 +307,12 @@ def walk_out(
                 shared_scores, (lane, group_g, slot + chunk, 0), (1, 1, CHUNK, CHUNK), latency=LATENCY_SCORES
             ).astype(ct.float32)
             scores_scale = load(shared_scores_scale, (lane, group_g, slot + chunk), (1, 1, CHUNK))  # [L]
+            scores = scores * scores_scale[:, None]  # [L, L]
             scores_own = load(shared_scores_own, (lane, group_g, slot + chunk), (1, 1, CHUNK))  # [L]
         else:
             scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
             scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
             scores = ct.where(causal, scores, 0.0)  # [L, L]
-            scores_scale = ct.full((CHUNK,), 1.0, dtype=ct.float32)  # [L]
         read_S_carried = dot(C_tile, S_tile, read_S_carried, CARRIED)  # [L, P]
 
         # What each token reads: the carried state, decayed, and the tokens of the chunk up to it.
@@ -323,7 +323,7 @@ def walk_out(
         decay_left = exp2(  # [L, L]: what is left of token j at token i, and at most 1 above the diagonal
             -ct.abs(decay_sum_tile[:, None] - decay_sum_tile[None, :])
         )
-        score = scores * decay_left * (step_tile * scores_scale)[None, :]  # [L, L]
+        score = scores * decay_left * step_tile[None, :]  # [L, L]
         read_S = dot(score, x_tile, read_S_carried * exp2(decay_sum_tile)[:, None], INTRA)  # [L, P]
         if SHARED:
             read_S = read_S + (scores_own * step_tile)[:, None] * ct.astype(x_tile, ct.float32)  # [L, P]
@@ -524,13 +524,13 @@ def _segmented(
     step, decay_sum = _rt.empty(
         (2, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device
     ).unbind()
-    # shared_scores[b g t t]: C . B of each token and those before it in a chunk, over the key's scale
+    # shared_scores[b g t t]: C . B of each token and those before it in a chunk, over the token's scale
     shared_scores = _rt.empty(
         (cut.lanes, size_g, cut.slots * config.chunk if shared else 4, config.chunk),
         dtype=_rt.stored_scores(config.intra),
         device=x.device,
     )
-    # shared_scores_scale[b g t]: the largest of a key's scores, which those are divided by
+    # shared_scores_scale[b g t]: what the scores of a token are divided by
     # shared_scores_own[b g t]: the score of a token with itself, which is not among the others
     shared_scores_scale, shared_scores_own = _rt.empty(
         (2, cut.lanes, size_g, cut.slots * config.chunk if shared else 4), dtype=torch.float32, device=x.device

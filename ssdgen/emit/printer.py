@@ -35,6 +35,8 @@ class Dialect:
     calls: dict[str, str]
     permute: Callable[[str, Axes, Axes], str]
     total: Callable[[str, int], str]
+    reciprocals: bool = False
+    """Whether to divide by what lacks axes of the quotient as a product with its reciprocal, which is computed fewer times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,10 @@ class Printer:
     def _infix(self, op: str, args: tuple[Expr, ...], order: Axes) -> Text:
         sign, level = _INFIX[op]
         axes = tuple(a for a in order if a in merge_axes(axes_of(x) for x in args))
-        left, right = (self._lift(self._show(a, order), axes) for a in args)
+        left, right = (self._show(a, order) for a in args)
+        if op == "div" and self._dialect.reciprocals and right.axes != axes and not isinstance(args[1], Const):
+            sign, level, right = "*", PRODUCT, Text(f"1.0 / {right.at(level + 1)}", level, right.axes)
+        left, right = (self._lift(text, axes) for text in (left, right))
         tighter = level if op in _COMMUTES else level + 1
         if level in (COMPARISON, BITWISE):
             return Text(f"{left.at(level + 1)} {sign} {right.at(level + 1)}", level, axes)
@@ -151,6 +156,7 @@ CUTILE = Dialect(
     },
     permute=_cutile_permute,
     total=lambda code, at: f"ct.sum({code}, axis={at})",
+    reciprocals=True,
 )
 """Kernels: device functions of cuda.tile, and those of `_tiles.py`."""
 

@@ -13,12 +13,12 @@ from ssdgen.ir.plan import (
     KEY,
     Cumsum,
     Dot,
+    HalfScale,
     If,
     Inner,
     Last,
     Let,
     Load,
-    Magnitude,
     Round,
     Statement,
     Store,
@@ -85,8 +85,8 @@ class CutileStatements:
                 return assign(
                     target.name, f"ct.extract({value.name}, index=(CHUNK - 1,), shape=(1,)).reshape(())", indent
                 )
-            case Magnitude(target=target, value=value, over=over):
-                code = f"magnitude({value.name}, {value.axes.index(over)})"
+            case HalfScale(target=target, value=value, over=over):
+                code = f"half_scale({value.name}, {value.axes.index(over)})"
                 return assign(target.name, code, indent, self._comment.shape(target.axes))
             case Dot():
                 return self._dot(s, indent)

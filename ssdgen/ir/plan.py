@@ -134,8 +134,8 @@ class Last:
 
 
 @dataclass(frozen=True, slots=True)
-class Magnitude:
-    """target = the largest |value| over axis `over`; never 0."""
+class HalfScale:
+    """target = what `value` is divided by to be stored in float16, one number along axis `over`; never 0."""
 
     target: Ref
     value: Ref
@@ -217,7 +217,7 @@ class If:
     body: tuple[Statement, ...]
 
 
-Statement = Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Inner | SumPair | Round | Store | When | If
+Statement = Load | Zeros | Let | Cumsum | Last | HalfScale | Dot | Inner | SumPair | Round | Store | When | If
 
 
 def flattened(statements: Iterable[Statement]) -> Iterator[Statement]:

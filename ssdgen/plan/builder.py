@@ -14,12 +14,12 @@ from ssdgen.ir.plan import (
     Config,
     Cumsum,
     Dot,
+    HalfScale,
     If,
     Inner,
     Last,
     Let,
     Load,
-    Magnitude,
     Parameter,
     Role,
     Round,
@@ -279,7 +279,7 @@ class KernelBuilder:
 
 def _operands(statement: Statement) -> tuple[Expr, ...]:
     match statement:
-        case Let() | Cumsum() | Last() | Magnitude() | Store():
+        case Let() | Cumsum() | Last() | HalfScale() | Store():
             return (statement.value,)
         case Round(target=target, value=value):
             return (value, target)
@@ -321,5 +321,5 @@ def _map(statement: Statement, widened: set[str], rule: Callable[[Expr], Expr | 
             return When(statement.flag, *mapped)
         case If(body=body):
             return replace(statement, body=tuple(_map(s, widened, rule) for s in body))
-        case Last() | Magnitude() | Inner() | Round() | Zeros():
+        case Last() | HalfScale() | Inner() | Round() | Zeros():
             return statement

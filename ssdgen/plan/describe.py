@@ -15,6 +15,7 @@ from ssdgen.ir.plan import (
     Cumsum,
     Dot,
     GroupKernel,
+    HalfScale,
     If,
     Inner,
     Kernel,
@@ -22,7 +23,6 @@ from ssdgen.ir.plan import (
     Last,
     Let,
     Load,
-    Magnitude,
     OutputKernel,
     Parameter,
     Plan,
@@ -161,7 +161,7 @@ def _statements(statements: Iterable[Statement], indent: str = "  ") -> Iterator
 
 
 def _statement(
-    statement: Load | Zeros | Let | Cumsum | Last | Magnitude | Dot | Inner | SumPair | Round | Store,
+    statement: Load | Zeros | Let | Cumsum | Last | HalfScale | Dot | Inner | SumPair | Round | Store,
 ) -> str:
     match statement:
         case Load(target=target, array=array, slots=slots, latency=latency):
@@ -172,8 +172,8 @@ def _statement(
             return f"{_named(target)} = {_text(value)}" + (f"  # {note}" if note else "")
         case Cumsum(target=target, value=value):
             return f"{_named(target)} = cumsum({_text(value)})"
-        case Magnitude(target=target, value=value, over=over):
-            return f"{_named(target)} = largest |{_text(value)}| over {over}"
+        case HalfScale(target=target, value=value, over=over):
+            return f"{_named(target)} = float16 scale of {_text(value)} over {over}"
         case Round(target=target, value=value, array=array):
             return f"{_named(target)} = {_text(value)} in the dtype of {array}"
         case Last(target=target, value=value):

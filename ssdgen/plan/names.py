@@ -22,7 +22,7 @@ RESERVED = frozenset(
         "has_chunk",
         "inner",
         "exp2",
-        "magnitude",
+        "half_scale",
         "sigmoid",
         "log1p",
         "log_sigmoid",

@@ -34,7 +34,7 @@ class Parts:
     """A kernel in the making: its builder, the axes its states share, and statements by section.
 
     `before` is what no loop of the kernel changes. A walk over chunks puts there what is the same in every chunk too.
-    `products`, their `scales` by key, and the scores of tokens with themselves that are kept apart (`own`), are by product.
+    `products`, and the scores of tokens with themselves that are kept apart (`own`), are by product.
     """
 
     builder: WalkBuilder
@@ -47,7 +47,6 @@ class Parts:
     outputs: list[Statement] = field(default_factory=list)
     accumulators: list[Ref] = field(default_factory=list)
     products: dict[str, Ref] = field(default_factory=dict)
-    scales: dict[str, Ref] = field(default_factory=dict)
     own: dict[str, Ref] = field(default_factory=dict)
 
     @property
@@ -104,19 +103,20 @@ def _product(parts: Parts, score: Score, vector: Expr, target: Ref) -> None:
         return
     time = builder.layer.time
     buffer = builder.declare(scores_parameter(builder.form, score))
-    loads = [replace(builder.load_tile(buffer, target), latency=builder.latency("scores"), cast=True)]
     scale = Ref(builder.names.fresh(f"{target.name}_scale"), (time,))
-    loads.append(_row_of(builder, score, "scale", scale))
-    parts.scales[product_key(score)] = scale
+    stored: list[Statement] = [
+        replace(builder.load_tile(buffer, target), latency=builder.latency("scores"), cast=True),
+        _row_of(builder, score, "scale", scale),
+        Let(target, mul(target, scale)),
+    ]
     if reads_itself(builder.form, score):
         own = Ref(builder.names.fresh(f"{target.name}_own"), (time,))
-        loads.append(_row_of(builder, score, "own", own))
+        stored.append(_row_of(builder, score, "own", own))
         parts.own[product_key(score)] = own
     here: list[Statement] = [Zeros(target), dot]
     if masked_once(builder.form, score):
         here.append(Let(target, where(builder.causal(parts.constant, score.at, target.axes), target)))
-    here.append(Let(scale, ONE))
-    parts.contract.append(When(builder.flag(SHARED, "shared"), tuple(loads), tuple(here)))
+    parts.contract.append(When(builder.flag(SHARED, "shared"), tuple(stored), tuple(here)))
 
 
 def _row_of(builder: WalkBuilder, score: Score, what: str, target: Ref) -> Load:
@@ -178,8 +178,7 @@ def _score(parts: Parts, score: Score, sums: Sums) -> Ref:
             raise Unsupported("an input of the token before")
         product = parts.products[product_key(score)]
         weight = weight_tile(builder, parts.constant, parts.combine, builder.form.weight(score.weight))
-        scale = parts.scales.get(product_key(score), ONE)
-        value = mul(product, _left(parts, score, sums, product.axes), retime(mul(weight, scale), time, KEY))
+        value = mul(product, _left(parts, score, sums, product.axes), retime(weight, time, KEY))
         if not (parts.walks and masked_once(builder.form, score)):
             value = where(builder.causal(parts.constant, score.at, product.axes), value)
         if value == product:

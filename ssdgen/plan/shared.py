@@ -9,8 +9,8 @@ from ssdgen.ir.plan import (
     Config,
     Dot,
     GroupKernel,
+    HalfScale,
     Let,
-    Magnitude,
     Parameter,
     Slot,
     Statement,
@@ -67,7 +67,7 @@ def masked_once(form: ChunkForm, score: Score) -> bool:
 
 
 def scores_parameter(form: ChunkForm, score: Score) -> Parameter:
-    """The buffer of a product: [batch, group, time, key], a row of a chunk's keys for each token, over the scale of the key."""
+    """The buffer of a product: [batch, group, time, key], a row of a chunk's keys for each token, over the scale of the row."""
     layer, group = form.recurrence.layer, group_of(form, score)
     assert group is not None
     name = f"shared_{product_name(form, score)}"
@@ -75,7 +75,7 @@ def scores_parameter(form: ChunkForm, score: Score) -> Parameter:
 
 
 def token_parameter(form: ChunkForm, score: Score, what: str) -> Parameter:
-    """A buffer [batch, group, time] beside the product's: the `scale` of each key's scores, or a token's `own` score."""
+    """A buffer [batch, group, time] beside the product's: the `scale` of its scores, or its `own` score."""
     layer, group = form.recurrence.layer, group_of(form, score)
     assert group is not None
     name = f"shared_{product_name(form, score)}_{what}"
@@ -109,8 +109,8 @@ def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
     if masked_once(form, score):
         earlier = builder.causal(body, -1, target.axes)
         body.append(Let(target, where(earlier, target)))
-    scale = Ref(builder.names.fresh(f"{target.name}_scale"), (KEY,))
-    body.append(Magnitude(scale, target, layer.time))
+    scale = Ref(builder.names.fresh(f"{target.name}_scale"), (layer.time,))
+    body.append(HalfScale(scale, target, KEY))
     rows.append(("scale", scale))
     buffer = builder.declare(scores_parameter(form, score))
     body.append(Store(buffer, builder.slots(buffer), Apply("div", (target, scale)), target.axes))
@@ -140,12 +140,12 @@ def group_workspaces(form: ChunkForm, score: Score) -> tuple[Workspace, ...]:
     parameter = scores_parameter(form, score)
     group = parameter.axes[1]
     shape = ("cut.lanes", f"size_{group}", f"cut.slots * config.chunk if shared else {UNSHARED}")
-    notes = {"scale": "the largest of a key's scores, which those are divided by"}
+    notes = {"scale": "what the scores of a token are divided by"}
     if reads_itself(form, score):
         notes["own"] = "the score of a token with itself, which is not among the others"
     rows = []
     for what, note in notes.items():
         buffer = token_parameter(form, score, what)
         rows.append(Workspace(buffer.name, buffer.axes, shape, "f32", note))
-    doc = f"{product_key(score)} of each token and those before it in a chunk, over the key's scale"
+    doc = f"{product_key(score)} of each token and those before it in a chunk, over the token's scale"
     return (Workspace(parameter.name, parameter.axes, (*shape, "config.chunk"), parameter.dtype, doc), *rows)

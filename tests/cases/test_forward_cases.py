@@ -87,6 +87,28 @@ def _steps(mamba2: Subject, gate: Gate, raw: list[float], **params: float) -> to
     return mamba2.call(gate, Inputs(tensors, params, {}), **config)[1].flatten()
 
 
+@pytest.mark.parametrize("name", ["B", "C"])
+def test_one_large_token(mamba2: Subject, name: str) -> None:
+    """Scores that a group shares are stored in float16: B or C of one token is 2^20 times the others', its input is gone a
+    token later, and every token still has the output that float64 gives it, not only the largest ones.
+    """
+    case = Case(
+        mamba2_sizes(b=1, t=64, h=2, g=1, p=32, n=32), dtype="bf16", absent=frozenset({"D", "z", "dt_bias", "S0"})
+    )
+    drawn = draw(mamba2.layer, case)
+    tensors = drawn.tensors | {"A": torch.full((2,), -1.0)}
+    tensors[name] = (
+        tensors[name].index_fill(1, torch.tensor(10), 0)
+        + tensors[name] * 2.0**20 * (torch.arange(64) == 10)[:, None, None]
+    )
+    tensors["dt"] = tensors["dt"].index_fill(1, torch.tensor(11), 40.0)
+    inputs = Inputs(tensors, {}, {})
+    outputs, _ = reference(mamba2.layer, inputs.tensors, {}, {})
+    got, want = mamba2.call("emulation", inputs, share_scores_from=1)[0], outputs["y"]
+    worst = max(relative_error(got[:, t], want[:, t]) for t in range(64))
+    assert worst <= 2e-2  # bf16: 5e-3 of the whole, more of one token
+
+
 @both
 def test_softplus(mamba2: Subject, gate: Gate) -> None:
     """TileOPs PR 1118: raw dt of 90 gives 90, and -20 gives 2.06e-9, not 0."""
