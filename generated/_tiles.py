@@ -80,16 +80,35 @@ def inner(left: ct.Tile, right: ct.Tile, precision: int) -> ct.Tile:
 
 
 @ct.function
-def sum_pair(first: ct.Tile, second: ct.Tile, axis: int) -> tuple[ct.Tile, ct.Tile]:
-    """The sums of two tiles of one shape over an axis, in one pass through the threads of a block."""
-    first_sum, second_sum = ct.reduce((first, second), axis, add_pairs, (0.0, 0.0))
-    return first_sum, second_sum
+def sum_pair(a: ct.Tile, b: ct.Tile) -> tuple[ct.Tile, ct.Tile]:
+    """The sums of two tiles of one shape over their second axis, in one pass through the threads of a block."""
+    a_sum, b_sum = ct.reduce((a, b), 1, add_pairs, (0.0, 0.0))
+    return a_sum, b_sum
+
+
+@ct.function
+def sum_four(a: ct.Tile, b: ct.Tile, c: ct.Tile, d: ct.Tile) -> tuple[ct.Tile, ct.Tile, ct.Tile, ct.Tile]:
+    """The same of two pairs, in one pass if all four are of one shape."""
+    if a.shape[0] == c.shape[0] and a.shape[1] == c.shape[1]:
+        a_sum, b_sum, c_sum, d_sum = ct.reduce((a, b, c, d), 1, add_fours, (0.0, 0.0, 0.0, 0.0))
+        return a_sum, b_sum, c_sum, d_sum
+    a_sum, b_sum = sum_pair(a, b)
+    c_sum, d_sum = sum_pair(c, d)
+    return a_sum, b_sum, c_sum, d_sum
 
 
 @ct.function
 def add_pairs(a: ct.Tile, b: ct.Tile, c: ct.Tile, d: ct.Tile) -> tuple[ct.Tile, ct.Tile]:
     """(a, b) + (c, d)."""
     return a + c, b + d
+
+
+@ct.function
+def add_fours(
+    a: ct.Tile, b: ct.Tile, c: ct.Tile, d: ct.Tile, e: ct.Tile, f: ct.Tile, g: ct.Tile, h: ct.Tile
+) -> tuple[ct.Tile, ct.Tile, ct.Tile, ct.Tile]:
+    """(a, b, c, d) + (e, f, g, h)."""
+    return a + e, b + f, c + g, d + h
 
 
 @ct.function

@@ -54,7 +54,6 @@ from ._tiles import (
     dot,
     exp2,
     has_chunk,
-    inner,
     load,
     log_sigmoid,
     segment_at,
@@ -711,7 +710,7 @@ def chunk_gradients(
         d_k_tile = d_k_tile + (write_tile * carry)[:, None] * d_N_end_tile[None, :]  # [L, N]
         flow = d_score_tile * scores  # [L, L]: what the weight at j is asked for by i
         past = ct.where(causal_before, flow * write_tile[:, None], 0.0)  # [L, L]: between two tokens
-        asked, passed = sum_pair(flow, past, 1)  # [L]
+        asked, passed = sum_pair(flow, past)  # [L]
         row_pulled = ct.sum(ct.astype(v_tile, ct.float32) * pulled_C, axis=1)  # [L]
         pulled_N = ct.sum(ct.astype(k_tile, ct.float32) * d_N_end_tile[None, :], axis=1)  # [L]
         d_weight_tile = carry * row_pulled + carry * pulled_N + asked  # [L]
@@ -723,11 +722,13 @@ def chunk_gradients(
         seen_2 = d_read_N_tile * read_N_carried  # [L]
         d_decay_written_tile = write_tile * carry * row_pulled + write_tile * carry * pulled_N  # [L]
         store(d_decay_written, (lane, head, slot), (1, 1, CHUNK), d_decay_written_tile)
-        C_met_tile = inner(C_entry_tile, d_C_end_tile, CARRIED)  # [P]
-        C_met_tile = exp2(decay_end) * C_met_tile  # [P]: what reaches from before the chunk behind it
+        C_met_tile = (  # [P]: what reaches from before the chunk behind it
+            exp2(decay_end) * ct.sum(ct.astype(C_entry_tile, ct.float32) * ct.astype(d_C_end_tile, ct.float32), axis=1)
+        )
         store(C_met, (lane, head, slot, 0), (1, 1, 1, TILE_P), C_met_tile)
-        N_met_tile = ct.sum(N_entry_tile * d_N_end_tile, axis=0)
-        N_met_tile = exp2(decay_end) * N_met_tile  # what reaches from before the chunk behind it
+        N_met_tile = (  # what reaches from before the chunk behind it
+            exp2(decay_end) * ct.sum(N_entry_tile * d_N_end_tile, axis=0)
+        )
         store(N_met, (lane, head, slot), (1, 1, 1), N_met_tile)
         d_decay_sum_tile = kept * seen + kept * seen_2 + ct.sum(past, axis=0) - passed  # [L]
         store(d_decay_sum, (lane, head, slot), (1, 1, CHUNK), d_decay_sum_tile)

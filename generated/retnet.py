@@ -419,7 +419,7 @@ def _portable(
         score_product = torch.einsum("bthn,bshn->btsh", q_now, k_now)  # [B, L, L, H]
         causal = token[:, None] >= token[None, :]  # [L, L]
         score = torch.where(  # [B, L, L, H]
-            causal[None, :, :, None], score_product * decay_left[None, :, :, :] * 1.0 / torch.sqrt(size_n), 0.0
+            causal[None, :, :, None], score_product * decay_left[None, :, :, :] * (1.0 / torch.sqrt(size_n)), 0.0
         )
         read_S_carried = torch.einsum(  # [B, L, H, P]
             "bthn,bhpn->bthp", q_now * torch.exp2(decay_sum)[None, :, :, None], S

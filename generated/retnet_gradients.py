@@ -383,7 +383,7 @@ def chunk_gradients(
         d_k_tile = dot(  # [L, N]
             ct.astype(v_tile, ct.float32) * (1.0 / ct.sqrt(size_n) * carry)[:, None], d_S_end_tile, d_k_tile, CARRIED
         )
-        d_score_sum_2 = d_score_sum_2 + d_score_tile * 1.0 / ct.sqrt(size_n)  # [L, L]
+        d_score_sum_2 = d_score_sum_2 + d_score_tile * (1.0 / ct.sqrt(size_n))  # [L, L]
 
         d_q_tile = dot(ct.transpose(d_score_sum), k_tile, d_q_tile, INTRA)  # [L, N]
         store(d_q, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_N), d_q_tile)

@@ -106,7 +106,7 @@ def forward(
         causal = token[:, None] >= token[None, :]  # [L, L]
         score = jnp.where(  # [C, B, H, L, L]
             causal[None, None, None, :, :],
-            score_product * decay_left[None, None, :, :, :] * 1.0 / jnp.sqrt(size_n),
+            score_product * decay_left[None, None, :, :, :] * (1.0 / jnp.sqrt(size_n)),
             0.0,
         )
         read_S_carried = product("cbhtn,cbhpn->cbhtp", q_now, S_entry)  # [C, B, H, L, P]

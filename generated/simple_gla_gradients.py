@@ -37,7 +37,7 @@ from torch import Tensor
 
 from . import _cut, _gradients, _packed
 from . import _runtime as _rt
-from ._tiles import await_previous, chunk_at, dot, exp2, has_chunk, inner, load, segment_at, store, sum_pair
+from ._tiles import await_previous, chunk_at, dot, exp2, has_chunk, load, segment_at, store, sum_pair
 from .simple_gla import LAYER, VARIANT, chunk_cumsum
 
 LOG2E = math.log2(math.e)
@@ -389,14 +389,15 @@ def chunk_gradients(
         d_k_tile = dot(ct.astype(v_tile, ct.float32) * carry[:, None], d_S_end_tile, d_k_tile, CARRIED)  # [L, N]
         read_S_carried = ct.zeros((CHUNK, TILE_P), dtype=ct.float32)  # [L, P]
         read_S_carried = dot(q_tile, ct.transpose(S_entry_tile), read_S_carried, CARRIED)  # [L, P]
-        row_pulled, seen = sum_pair(ct.astype(v_tile, ct.float32) * pulled, d_read_S_tile * read_S_carried, 1)  # [L]
         flow = d_score_tile * scores  # [L, L]: what the weight at j is asked for by i
         past = ct.where(causal_before, flow, 0.0)  # [L, L]: between two tokens
+        row_pulled, seen = sum_pair(ct.astype(v_tile, ct.float32) * pulled, d_read_S_tile * read_S_carried)  # [L]
         passed = ct.sum(past, axis=1)  # [L]
         d_decay_written_tile = carry * row_pulled  # [L]
         store(d_decay_written, (lane, head, slot), (1, 1, CHUNK), d_decay_written_tile)
-        S_met_tile = inner(S_entry_tile, d_S_end_tile, CARRIED)  # [P]
-        S_met_tile = exp2(decay_end) * S_met_tile  # [P]: what reaches from before the chunk behind it
+        S_met_tile = (  # [P]: what reaches from before the chunk behind it
+            exp2(decay_end) * ct.sum(ct.astype(S_entry_tile, ct.float32) * ct.astype(d_S_end_tile, ct.float32), axis=1)
+        )
         store(S_met, (lane, head, slot, 0), (1, 1, 1, TILE_P), S_met_tile)
         d_decay_sum_tile = kept * seen + ct.sum(past, axis=0) - passed  # [L]
         store(d_decay_sum, (lane, head, slot), (1, 1, CHUNK), d_decay_sum_tile)

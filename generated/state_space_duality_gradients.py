@@ -60,7 +60,7 @@ from ._tiles import (
     sigmoid,
     silu,
     store,
-    sum_pair,
+    sum_four,
     within,
 )
 from .state_space_duality import LAYER, VARIANT, chunk_cumsum
@@ -431,7 +431,7 @@ def chunk_gradients(
             d_x_tile = D_tile[None, :] * ct.astype(d_y_z_tile, ct.float32) + d_row_tile  # [L, P]
             store(d_x, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_P), d_x_tile)
             x_tile = load(x, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_P), latency=LATENCY_X)  # [L, P]
-            d_D_tile = ct.sum(ct.astype(x_tile, ct.float32) * ct.astype(d_y_z_tile, ct.float32), axis=0)  # [P]
+            d_D_tile = inner(ct.transpose(x_tile), ct.transpose(d_y_z_tile), INTRA)  # [P]
             store(d_D_part, (lane, slot, head, 0), (1, 1, 1, TILE_P), d_D_tile)
             S_entry_tile = load(  # [P, N]
                 S_entry, (lane, head, slot, 0, 0), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
@@ -458,18 +458,19 @@ def chunk_gradients(
             d_score_tile = d_score_tile * decay_left  # [L, L]: decayed
             d_score_sum = d_score_sum + d_score_tile * step_tile[:, None]  # [L, L]
             d_C_tile = dot(ct.astype(d_y_z_tile, ct.float32) * kept[:, None], S_entry_tile, d_C_tile, CARRIED)  # [L, N]
-            row_pulled, seen = sum_pair(  # [L]
-                ct.astype(x_tile, ct.float32) * pulled, ct.astype(d_y_z_tile, ct.float32) * read_S_carried, 1
-            )
             flow = d_score_tile * scores  # [L, L]: what the weight at j is asked for by i
             past = ct.where(causal_before, flow * step_tile[:, None], 0.0)  # [L, L]: between two tokens
-            asked, passed = sum_pair(flow, past, 1)  # [L]
+            row_pulled, seen, asked, passed = sum_four(  # [L]
+                ct.astype(x_tile, ct.float32) * pulled, ct.astype(d_y_z_tile, ct.float32) * read_S_carried, flow, past
+            )
             d_weight_tile = carry * row_pulled + asked  # [L]
             store(d_weight, (lane, head, slot), (1, 1, CHUNK), d_weight_tile)
             d_decay_written_tile = step_tile * carry * row_pulled  # [L]
             store(d_decay_written, (lane, head, slot), (1, 1, CHUNK), d_decay_written_tile)
-            S_met_tile = inner(S_entry_tile, d_S_end_tile, CARRIED)  # [P]
-            S_met_tile = exp2(decay_end) * S_met_tile  # [P]: what reaches from before the chunk behind it
+            S_met_tile = (  # [P]: what reaches from before the chunk behind it
+                exp2(decay_end)
+                * ct.sum(ct.astype(S_entry_tile, ct.float32) * ct.astype(d_S_end_tile, ct.float32), axis=1)
+            )
             store(S_met, (lane, head, slot, 0), (1, 1, 1, TILE_P), S_met_tile)
             d_decay_sum_tile = kept * seen + ct.sum(past, axis=0) - passed  # [L]
             store(d_decay_sum, (lane, head, slot), (1, 1, CHUNK), d_decay_sum_tile)

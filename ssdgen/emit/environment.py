@@ -71,6 +71,7 @@ HELPERS = (
     "silu",
     "softplus",
     "store",
+    "sum_four",
     "sum_pair",
     "within",
 )

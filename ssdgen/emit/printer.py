@@ -92,10 +92,11 @@ class Printer:
         sign, level = _INFIX[op]
         axes = tuple(a for a in order if a in merge_axes(axes_of(x) for x in args))
         left, right = (self._show(a, order) for a in args)
-        if op == "div" and self._dialect.reciprocals and right.axes != axes and not isinstance(args[1], Const):
-            sign, level, right = "*", PRODUCT, Text(f"1.0 / {right.at(level + 1)}", level, right.axes)
+        if op == "div" and self._dialect.reciprocals and args[0] != Const(1) and right.axes != axes:
+            sign, right = "*", self._show(Apply("div", (Const(1), args[1])), order)
         left, right = (self._lift(text, axes) for text in (left, right))
-        tighter = level if op in _COMMUTES else level + 1
+        divides = isinstance(args[1], Apply) and args[1].op == "div"  # x * (1 / y), not (x * 1) / y
+        tighter = level if op in _COMMUTES and not divides else level + 1
         if level in (COMPARISON, BITWISE):
             return Text(f"{left.at(level + 1)} {sign} {right.at(level + 1)}", level, axes)
         return Text(f"{left.at(level)} {sign} {right.at(tighter)}", level, axes)

@@ -22,11 +22,14 @@ from ssdgen.ir.plan import (
     Round,
     Statement,
     Store,
-    SumPair,
+    SumTogether,
     When,
     Zeros,
 )
 from ssdgen.ir.portable import AddProduct, Einsum, PortableStatement, Scale, Shift, Slice
+
+TOGETHER = {2: "sum_pair", 4: "sum_four"}
+"""Device functions that sum tiles together, by how many."""
 
 
 class Commenter:
@@ -95,11 +98,12 @@ class CutileStatements:
                 operands = ", ".join(self.expr(tile, axes) for tile in (left, right))
                 code = f"inner({operands}, {precision})"
                 return assign(target.name, code, indent, self._comment.shape(target.axes))
-            case SumPair(targets=(first, second), values=values, over=over):
-                axes = (*first.axes, over)
-                operands = ", ".join(self.expr(value, axes) for value in values)
-                code = f"sum_pair({operands}, {len(first.axes)})"
-                return assign(f"{first.name}, {second.name}", code, indent, self._comment.shape(first.axes))
+            case SumTogether(targets=targets, values=values, over=over):
+                each = zip(targets, values, over, strict=True)
+                operands = ", ".join(self.expr(value, (*target.axes, axis)) for target, value, axis in each)
+                code = f"{TOGETHER[len(targets)]}({operands})"
+                names = ", ".join(t.name for t in targets)
+                return assign(names, code, indent, self._comment.shape(targets[0].axes))
             case Round(target=target, value=value, array=array):
                 return assign(target.name, f"ct.astype({value.name}, {array}.dtype)", indent)
             case Store():

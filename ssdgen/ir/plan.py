@@ -159,8 +159,8 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """target = the sum over `over` of left * right, as the diagonal of a product on the tensor cores: a sum of elements would
-    move both tiles through registers."""
+    """target = the sum over `over` of left * right, as the diagonal of a product on the tensor cores: a sum over tokens would
+    go through all the warps of a block, element by element."""
 
     target: Ref
     left: Ref
@@ -170,13 +170,13 @@ class Inner:
 
 
 @dataclass(frozen=True, slots=True)
-class SumPair:
-    """targets = the sums over `over` of two `values`, tiles of the same axes, in one pass: the warps of a block wait for each
-    other once."""
+class SumTogether:
+    """targets = the sums of two or four `values` of two axes, each over its axis of `over`, in one pass where
+    their tiles have one shape: the warps of a block wait for each other once."""
 
-    targets: tuple[Ref, Ref]
-    values: tuple[Expr, Expr]
-    over: str
+    targets: tuple[Ref, ...]
+    values: tuple[Expr, ...]
+    over: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class If:
     body: tuple[Statement, ...]
 
 
-Statement = Load | Zeros | Let | Cumsum | Last | HalfScale | Dot | Inner | SumPair | Round | Store | When | If
+Statement = Load | Zeros | Let | Cumsum | Last | HalfScale | Dot | Inner | SumTogether | Round | Store | When | If
 
 
 def flattened(statements: Iterable[Statement]) -> Iterator[Statement]:

@@ -26,7 +26,7 @@ from ssdgen.ir.plan import (
     Slot,
     Statement,
     Store,
-    SumPair,
+    SumTogether,
     When,
     Zeros,
     flattened,
@@ -287,7 +287,7 @@ def _operands(statement: Statement) -> tuple[Expr, ...]:
             return (*factors, accumulator)
         case Inner(left=left, right=right):
             return (left, right)
-        case SumPair(values=values):
+        case SumTogether(values=values):
             return values
         case Load() | Zeros() | When() | If():
             return ()
@@ -314,8 +314,8 @@ def _map(statement: Statement, widened: set[str], rule: Callable[[Expr], Expr | 
             )
         case Let(value=value) | Cumsum(value=value) | Store(value=value):
             return replace(statement, value=rewrite(value, rule))
-        case SumPair(values=(a, b)):
-            return replace(statement, values=(rewrite(a, rule), rewrite(b, rule)))
+        case SumTogether(values=values):
+            return replace(statement, values=tuple(rewrite(v, rule) for v in values))
         case When(body=body, otherwise=otherwise):
             mapped = (tuple(_map(s, widened, rule) for s in part) for part in (body, otherwise))
             return When(statement.flag, *mapped)

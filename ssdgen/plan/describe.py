@@ -32,7 +32,7 @@ from ssdgen.ir.plan import (
     Statement,
     StepKernel,
     Store,
-    SumPair,
+    SumTogether,
     TokenKernel,
     WalkKernel,
     When,
@@ -161,7 +161,7 @@ def _statements(statements: Iterable[Statement], indent: str = "  ") -> Iterator
 
 
 def _statement(
-    statement: Load | Zeros | Let | Cumsum | Last | HalfScale | Dot | Inner | SumPair | Round | Store,
+    statement: Load | Zeros | Let | Cumsum | Last | HalfScale | Dot | Inner | SumTogether | Round | Store,
 ) -> str:
     match statement:
         case Load(target=target, array=array, slots=slots, latency=latency):
@@ -183,8 +183,9 @@ def _statement(
             return f"{_named(target)} = {_text(total)} + {product}"
         case Inner(target=target, left=left, right=right, over=over, precision=precision):
             return f"{_named(target)} = {_text(left)} . {_text(right)} over {over}, {precision}"
-        case SumPair(targets=targets, values=values, over=over):
-            return f"{', '.join(map(_named, targets))} = sums of {', '.join(map(_factor, values))} over {over}"
+        case SumTogether(targets=targets, values=values, over=over):
+            axes = " and ".join(dict.fromkeys(over))
+            return f"{', '.join(map(_named, targets))} = sums of {', '.join(map(_factor, values))} over {axes}"
         case Store(array=array, slots=slots, value=value):
             return f"store {array}{_slots(slots)} = {_text(value)}"
 

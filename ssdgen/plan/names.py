@@ -21,6 +21,8 @@ RESERVED = frozenset(
         "segment_at",
         "has_chunk",
         "inner",
+        "sum_four",
+        "sum_pair",
         "exp2",
         "half_scale",
         "sigmoid",

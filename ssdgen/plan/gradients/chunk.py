@@ -21,7 +21,7 @@ from ssdgen.ir.adjoint import Adjoint, Contribution, DecayAdjoint, Gradient, Wei
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
 from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, add, mul, refs
 from ssdgen.ir.gradients import ChunkGradientKernel, Result
-from ssdgen.ir.plan import CHUNKS, KEY, SHARES, Config, Dot, Inner, Let, Parameter, Statement, Store, When
+from ssdgen.ir.plan import CHUNKS, KEY, SHARES, Config, Dot, Let, Parameter, Statement, Store, When
 from ssdgen.plan.decays import grown
 from ssdgen.plan.gradients.arriving import load_arriving
 from ssdgen.plan.gradients.parts import Parts, Sum
@@ -47,11 +47,11 @@ def chunk_kernel(adjoint: Adjoint, config: Config, gradients: Sorted) -> tuple[C
     for adj in adjoint.rows:
         parts.row_gradient(adj)
     parts.know(*(term.factor for g in gradients.rows for term in g.terms))
-    results = [r for g in gradients.rows for r in store_gradient(builder, parts.each, g)]
+    intra = builder.constant("intra")
+    results = [r for g in gradients.rows for r in store_gradient(builder, parts.each, g, intra)]
     results += [r for g in gradients.gated for r in _gated(parts, g)]
     results += [_column(parts, g, unit) for g in gradients.columns]
-    parts.totals(_over_rows(parts))
-    parts.totals(_over_time(parts))
+    parts.totals([*_over_rows(parts), *_over_time(parts)])
     for weight in adjoint.weights:
         _store_scalar(parts, weight.name, _weight(parts, weight))
     for decay in adjoint.decays:
@@ -196,14 +196,10 @@ def _store_met(parts: Parts, state: ChunkState) -> None:
     name, axes = met_name(state), met_axes(parts.form, state)
     array = builder.declare(Parameter(name, "workspace", name, axes, "f32"))
     target = Ref(builder.names.of("gradient", f"{name}_tile"), builder.tile_axes(axes))
-    if state.row_axis is None:
-        both = mul(builder.widened(parts.entry(state)), builder.widened(parts.end(state)))
-        parts.each.append(Let(target, Contract(both, ONE, parts.column)))
-    else:
-        how = builder.constant("carried")
-        parts.each.append(Inner(target, parts.entry(state), parts.end(state), parts.column, how))
+    both = mul(builder.widened(parts.entry(state)), builder.widened(parts.end(state)))
     end = grown(parts.sums(state.decay, end=True).end)
-    parts.each.append(Let(target, mul(end, target), None, "what reaches from before the chunk behind it"))
+    note = "what reaches from before the chunk behind it"
+    parts.each.append(Let(target, mul(end, Contract(both, ONE, parts.column)), None, note))
     parts.each.append(Store(array, builder.slots(array), target, builder.tile_axes(axes)))
 
 

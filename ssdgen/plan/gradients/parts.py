@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ssdgen.ir.adjoint import Adjoint, RowAdjoint
 from ssdgen.ir.chunkform import ChunkForm, ChunkState, Read, Score
 from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, add, axes_of, mul, refs
-from ssdgen.ir.plan import CHUNKS, KEY, SHARES, Config, Dot, Let, Parameter, Slot, Statement, SumPair, Zeros
+from ssdgen.ir.plan import CHUNKS, KEY, SHARES, Config, Dot, Let, Parameter, Slot, Statement, SumTogether, Zeros
 from ssdgen.plan.decays import Sums, decay_sums, decayed, grown, weight_tile
 from ssdgen.plan.gradients.walks import end_name
 from ssdgen.plan.lower import retime, where
@@ -83,13 +83,15 @@ class Parts:
         return self.named(found.key, found.name, Contract(found.value, ONE, found.over), found.axes)
 
     def totals(self, sums: Iterable[Sum]) -> None:
-        """Sums of tiles of the same axes, two at a time."""
+        """Sums that leave one axis each, four or two at a time."""
         names, known = self.builder.names, self.builder.known
         missing = [s for s in {s.key: s for s in sums}.values() if s.key not in known]
-        for first, second in zip(missing[::2], missing[1::2], strict=False):
-            targets = Ref(names.fresh(first.name), first.axes), Ref(names.fresh(second.name), second.axes)
-            self.each.append(SumPair(targets, (first.value, second.value), first.over))
-            known[first.key], known[second.key] = targets
+        while len(missing) > 1:
+            together, missing = (missing[:4], missing[4:]) if len(missing) > 3 else (missing[:2], missing[2:])
+            targets = tuple(Ref(names.fresh(s.name), s.axes) for s in together)
+            values, over = tuple(s.value for s in together), tuple(s.over for s in together)
+            self.each.append(SumTogether(targets, values, over))
+            known.update(zip((s.key for s in together), targets, strict=True))
 
     def product(
         self, section: list[Statement], key: str, name: str, dot: tuple[Expr, Expr], axes: Axes, how: str

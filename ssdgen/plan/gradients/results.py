@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from ssdgen.ir.adjoint import Gradient
-from ssdgen.ir.expr import ONE, Contract, Ref
+from ssdgen.ir.expr import ONE, Apply, Contract, Expr, Ref
 from ssdgen.ir.gradients import Result
-from ssdgen.ir.plan import CHUNKS, Let, Parameter, Statement, Store
+from ssdgen.ir.plan import CHUNKS, Inner, Let, Parameter, Statement, Store
 from ssdgen.plan.builder import KernelBuilder
 from ssdgen.plan.gradients.arriving import combined
 
 
-def store_gradient(builder: KernelBuilder, section: list[Statement], gradient: Gradient) -> list[Result]:
+def store_gradient(
+    builder: KernelBuilder, section: list[Statement], gradient: Gradient, precision: str | None = None
+) -> list[Result]:
     """Append the gradient of a let or an input from quantities that are `known`, and, of an input, its store: of one without
-    tokens the sum over those of the chunk, in a buffer."""
+    tokens the sum over those of the chunk, in a buffer; on the tensor cores if there is a `precision` for it."""
     layer = builder.layer
     assert isinstance(gradient.of, Ref)
     value, over_tokens = combined(builder, section, gradient), layer.time in gradient.terms[0].summed
+    factors = _factors(value) if over_tokens and precision else None
     if over_tokens:
         value = Contract(value, ONE, layer.time)
     target = Ref(builder.names.of("gradient", f"{gradient.name}_tile"), builder.natural(value))
-    if value != target:
+    if factors and precision and target.axes:
+        section.append(Inner(target, *factors, layer.time, precision))
+    elif value != target:
         section.append(Let(target, value))
     builder.known[gradient.name] = target
     if gradient.of.name not in {t.name for t in layer.inputs}:
@@ -35,3 +40,14 @@ def store_gradient(builder: KernelBuilder, section: list[Statement], gradient: G
     array = builder.declare(parameter)
     section.append(Store(array, builder.slots(array), target, builder.tile_axes(axes)))
     return [Result(tensor.name, name, axes)]
+
+
+def _factors(value: Expr) -> tuple[Ref, Ref] | None:
+    """The two tiles of which `value` is the product, as they were before they became float32; None if it is another."""
+    match value:
+        case Apply(op="mul", args=(left, right)):
+            bare = [x.args[0] if isinstance(x, Apply) and x.op == "float32" else x for x in (left, right)]
+            match bare:
+                case [Ref() as a, Ref() as b] if a.axes == b.axes and len(a.axes) == 2:
+                    return a, b
+    return None
