@@ -13,9 +13,7 @@ from torch import Tensor
 
 from . import _packed
 from . import _runtime as _rt
-from ._tiles import await_previous, exp2, segment_at
-
-LOG2E = 1.4426950408889634
+from ._tiles import await_previous, segment_at, silu
 
 TILE_D = 128
 """Channels of a block."""
@@ -67,15 +65,6 @@ def convolved(
     if SILU:
         total = silu(total)
     return total
-
-
-@ct.function
-def silu(x: ct.Tile) -> ct.Tile:
-    """x / (1 + exp(-x)) by the hardware's exp2 and division: off by |x| 2^-24, which is 1e-6 at x = -16, and a few last places.
-
-    An exact division takes more instructions than all the rest of the kernel, which is to be bound by memory.
-    """
-    return ct.truediv(x, 1.0 + exp2(x * -LOG2E), rounding_mode=ct.RoundingMode.APPROX, flush_to_zero=True)
 
 
 @ct.kernel
