@@ -357,9 +357,9 @@ SHARING = 16
 """Heads a group from which they share scores that are short."""
 
 
-def _by_width(value: Any, shape: Shape, *, narrow: Any = None, wide: Any = None, between: Any = None) -> Any:
-    """What fits the longest axis: at most 64, more than 128, and else; `value` for None."""
-    found = narrow if _widest(shape) <= 64 else wide if _widest(shape) > 128 else between
+def _by_width(value: Any, shape: Shape, *, narrow: Any = None, wide: Any = None) -> Any:
+    """What fits the longest axis, at most 64 or more than 128; `value` for None, and between."""
+    found = narrow if _widest(shape) <= 64 else wide if _widest(shape) > 128 else None
     return value if found is None else found
 
 
@@ -397,12 +397,6 @@ RULES: tuple[Rule, ...] = (
         "state_latency_x", lambda v, s: _by_width(v, s, wide=1), "with the next 1.4 % at five shapes of 256 columns"
     ),
     _walked("state_latency_B", lambda v, s: _by_width(v, s, wide=1), "see state_latency_x"),
-    _walked(
-        "occupancy_group_scores",
-        lambda v, s: _by_width(v, s, between=3),
-        "with the next 2.3 % at ten shapes of 128 columns: 86.6 us instead of 90.1 at 8,2048,24,1,64,128",
-    ),
-    _walked("warps_group_scores", lambda v, s: _by_width(v, s, between=8), "see occupancy_group_scores"),
 )
 """Each rule changes one field, or one for each axis; later ones see what earlier ones made of the default. A field that a
 module's Config lacks is no error: one list serves all modules."""

@@ -267,8 +267,6 @@ class SharingConfig:
     latency_B: int = 2
     latency_C: int = 2
     latency_scores: int = 2
-    occupancy_group_scores: int = 4
-    warps_group_scores: int = 0
 
 
 @dataclass(frozen=True)
@@ -295,7 +293,7 @@ def test_the_heuristic_for_wide_and_narrow_states() -> None:
     assert found[wide] == WalkConfig(
         share_scores_from=0, latency_x=8, latency_B=4, latency_C=3, state_latency_x=1, state_latency_B=1
     )
-    assert found[middle] == WalkConfig(occupancy_group_scores=3, warps_group_scores=8)
+    assert found[middle] == default
     assert found[narrow] == WalkConfig(share_scores_from=16, latency_x=5, latency_B=4, latency_C=4, latency_scores=3)
     assert found[many] == WalkConfig(share_scores_from=16, latency_x=5, latency_B=1, latency_C=1, latency_scores=3)
     assert _tuned.heuristic(replace(default, share_scores_from=0), narrow, 132).share_scores_from == 0, "never stays"
