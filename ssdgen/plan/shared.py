@@ -106,9 +106,8 @@ def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
         same = Apply("eq", (Ref("token", (layer.time,)), Ref("token", (KEY,))))
         itself = Contract(where(same, target), ONE, KEY)
         rows.append(("own", builder.name_value(body, f"{target.name}_own", itself, "of a token with itself")))
-    if masked_once(form, score):
-        earlier = builder.causal(body, -1, target.axes)
-        body.append(Let(target, where(earlier, target)))
+    seen = builder.causal(body, -1 if masked_once(form, score) else 0, target.axes)
+    body.append(Let(target, where(seen, target)))  # so that no later token has a part in the scale
     scale = Ref(builder.names.fresh(f"{target.name}_scale"), (layer.time,))
     body.append(HalfScale(scale, target, KEY))
     rows.append(("scale", scale))

@@ -110,6 +110,21 @@ def test_one_large_token(mamba2: Subject, name: str) -> None:
 
 
 @both
+@pytest.mark.parametrize("share", [0, 1])
+def test_a_later_token_changes_nothing(mamba2: Subject, gate: Gate, share: int) -> None:
+    """Other values of all inputs from token 40 on, far larger ones: what comes before is the same bit for bit, also where
+    scores that heads share are scaled to be stored."""
+    inputs = draw(mamba2.layer, Case(mamba2_sizes(b=1, t=64, h=2, g=1, p=32, n=32), dtype="bf16"))
+    later = {k: v.clone() for k, v in inputs.tensors.items()}
+    for name in ("x", "dt", "B", "C", "z"):
+        later[name][:, 40:] = 100 * later[name][:, 40:].flip(1)
+    config = {"share_scores_from": share} if gate == "emulation" else {}
+    one, other = (mamba2.call(gate, replace(inputs, tensors=t), **config)[0] for t in (inputs.tensors, later))
+    assert torch.equal(one[:, :40], other[:, :40])
+    assert not torch.equal(one[:, 40:], other[:, 40:])
+
+
+@both
 def test_softplus(mamba2: Subject, gate: Gate) -> None:
     """TileOPs PR 1118: raw dt of 90 gives 90, and -20 gives 2.06e-9, not 0."""
     steps = _steps(mamba2, gate, [90.0, -20.0, 0.0])
