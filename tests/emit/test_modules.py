@@ -52,8 +52,9 @@ def test_measures_of_a_hand_written_module(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*WITH_KERNELS, *(f"{n}_gradients" for n in WITH_KERNELS)])
 def test_kernels_divide_by_reciprocals(name: str) -> None:
-    """An exact division takes a dozen instructions and a branch an element: on an H200 those of shared scores were 8 % of the
-    forward pass. What lacks axes of the quotient is inverted once, and the product is taken; a step divides numbers only."""
+    """An exact division takes a dozen instructions and a branch an element: on an H200 those of shared scores were 8 % of a
+    forward pass of 4 x 16384 tokens. What lacks axes of the quotient is inverted once, and the product is taken; a step
+    divides numbers only."""
     tree = ast.parse((resource_dir("generated") / f"{name}.py").read_text(encoding="utf-8"))
     found = [
         k
@@ -185,6 +186,20 @@ state   S[b h p n] : f32
 output  y[b t h p] : like v
         y = S[t] . k + S[t-1] . k
 """
+
+
+@pytest.mark.parametrize("share", [0, 1])
+def test_a_shared_product_may_be_read_in_two_ways(share: int) -> None:
+    """By tokens that see themselves and by others that do not: shared scores hold what the first see."""
+    text = DERIVED.format(name="w").replace("axes    b t h p n\n", "axes    b t h m p n\ngroups  m shares h\n")
+    form = chunk_form(recurrence(read_layer(Source("derived.ssd", text.replace("k[b t h n]", "k[b t m n]")))))
+    module = emit(plan(form))
+    assert "shared_scores" in module.text
+    sizes = {"b": 1, "t": 140, "h": 4, "m": 2, "p": 33, "n": 40}
+    exact: dict[str, int | str] = {k.name: "tf32x3" for k in module.plan.knobs if k.kind == "precision"}
+    trial = Trial("derived", Case(sizes), {**exact, "share_scores_from": share})
+    checks = run_trial("emulation", module.plan, load(module.name, package([module])), trial)
+    assert not [str(c) for c in checks if not c.passed]
 
 
 @pytest.mark.parametrize("plan_name", ["three_kernel", "segmented"])

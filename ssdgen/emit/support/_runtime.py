@@ -304,7 +304,7 @@ def stored(precision: str) -> torch.dtype:
 
 
 def stored_scores(precision: str) -> torch.dtype:
-    """The dtype of scores, scaled to at most 1, that are stored for products of this precision."""
+    """The dtype of scores, over their scales, that are stored for products of this precision."""
     return F16 if precision in ("bf16", "bf16x2") else F32
 
 

@@ -87,7 +87,8 @@ class Parts:
         names, known = self.builder.names, self.builder.known
         missing = [s for s in {s.key: s for s in sums}.values() if s.key not in known]
         while len(missing) > 1:
-            together, missing = (missing[:4], missing[4:]) if len(missing) > 3 else (missing[:2], missing[2:])
+            size = 4 if len(missing) > 3 else 2
+            together, missing = missing[:size], missing[size:]
             targets = tuple(Ref(names.fresh(s.name), s.axes) for s in together)
             values, over = tuple(s.value for s in together), tuple(s.over for s in together)
             self.each.append(SumTogether(targets, values, over))

@@ -18,11 +18,11 @@ def store_gradient(
     layer = builder.layer
     assert isinstance(gradient.of, Ref)
     value, over_tokens = combined(builder, section, gradient), layer.time in gradient.terms[0].summed
-    factors = _factors(value) if over_tokens and precision else None
+    factors = _factors(value)
     if over_tokens:
         value = Contract(value, ONE, layer.time)
     target = Ref(builder.names.of("gradient", f"{gradient.name}_tile"), builder.natural(value))
-    if factors and precision and target.axes:
+    if over_tokens and precision and factors:
         section.append(Inner(target, *factors, layer.time, precision))
     elif value != target:
         section.append(Let(target, value))
