@@ -24,12 +24,18 @@ def load(
     shape: tuple[int, ...],
     order: tuple[int, ...] | str = "C",
     latency: int | None = None,
+    uniform: tuple[bool, ...] = (),
 ) -> ct.Tile:
     """The tile of `array` at `index`, in tiles of `shape`, without the dimensions of length 1; zero outside the array.
 
-    `order`: the array's dimensions, permuted.
+    `order`: the array's dimensions, permuted. `uniform`: whether the array is the same all along a dimension; there one element
+    is read, and a thread keeps a number in place of a row.
     """
-    tile = ct.load(array, index, shape, order=order, padding_mode=ZERO, latency=latency)
+    if ct.static_eval(True in uniform):
+        read = ct.static_eval(tuple(1 if same else n for n, same in zip(shape, uniform, strict=True)))
+        tile = ct.broadcast_to(ct.load(array, index, read, order=order, padding_mode=ZERO, latency=latency), shape)
+    else:
+        tile = ct.load(array, index, shape, order=order, padding_mode=ZERO, latency=latency)
     return ct.reshape(tile, ct.static_eval(tuple(n for n in shape if n != 1)))
 
 
@@ -39,6 +45,14 @@ def store(
 ) -> None:
     """Write `tile` as a tile of `shape` at `index`, rounded to the dtype of `array`; what lies outside it is dropped."""
     ct.store(array, index, ct.astype(ct.reshape(tile, shape), array.dtype), latency=latency)
+
+
+@ct.function
+def rows(tile: ct.Tile) -> tuple[ct.Tile, ct.Tile]:
+    """The rows of a tile [2, L]."""
+    length: int = tile.shape[1]
+    first, second = ct.extract(tile, (0, 0), (1, length)), ct.extract(tile, (1, 0), (1, length))
+    return ct.reshape(first, (length,)), ct.reshape(second, (length,))
 
 
 @ct.function
@@ -121,7 +135,7 @@ def exp2(x: ct.Tile) -> ct.Tile:
 
 
 @ct.function
-def half_scale(x: ct.Tile, axis: int) -> ct.Tile:
+def f16_scale(x: ct.Tile, axis: int) -> ct.Tile:
     """What to divide x by along an axis before it is stored in float16: the largest |x| becomes 2^15, so that one 2^29 times
     smaller still keeps all its bits. Never 0."""
     return ct.maximum(ct.max(ct.abs(x), axis=axis), 1e-30) * (1.0 / 32768.0)

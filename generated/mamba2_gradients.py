@@ -371,7 +371,7 @@ def chunk_gradients(
     LATENCY_B: ct.Constant[int], LATENCY_C: ct.Constant[int], SCORES: ct.Constant[int], LATENCY_D_Y: ct.Constant[int],
     LATENCY_S: ct.Constant[int], CARRIED: ct.Constant[int], INTRA: ct.Constant[int], LATENCY_X: ct.Constant[int],
     CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_Z: ct.Constant[bool],
+    D_UNIFORM_P: ct.Constant[bool], PACKED: ct.Constant[bool], WITH_Z: ct.Constant[bool],
 ) -> None:
     """The gradients of one chunk, of a group's heads one by one."""
     await_previous()
@@ -427,7 +427,7 @@ def chunk_gradients(
             )
             score = scores * decay_left * step_tile[:, None]  # [L, L]
             d_row_tile = dot(score, d_y_z_tile, pulled * (step_tile * carry)[:, None], INTRA)  # [L, P]
-            D_tile = load(D, (head, 0), (1, TILE_P)).astype(ct.float32)  # [P]
+            D_tile = load(D, (head, 0), (1, TILE_P), uniform=(False, D_UNIFORM_P)).astype(ct.float32)  # [P]
             d_x_tile = D_tile[None, :] * ct.astype(d_y_z_tile, ct.float32) + d_row_tile  # [L, P]
             store(d_x, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_P), d_x_tile)
             x_tile = load(x, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_P), latency=LATENCY_X)  # [L, P]
@@ -682,7 +682,7 @@ def launch(
             d_decay_written, S_met, d_decay_sum, cut.chunk_table, d_x, _rt.given(d_z, x), d_B, d_C, config.latency_B,
             config.latency_C, _rt.PRECISION[config.scores], config.latency_d_y, config.latency_S,
             _rt.PRECISION[config.carried], _rt.PRECISION[config.intra], config.latency_x, config.chunk,
-            _rt.covering(size_p), _rt.covering(size_n), sequences is not None, z is not None,
+            _rt.covering(size_p), _rt.covering(size_n), D.stride(1) == 0, sequences is not None, z is not None,
         ),
         early=True,
     )

@@ -343,8 +343,7 @@ def walk_out(
 def token_step(
     q: ct.Array, k: ct.Array, v: ct.Array, i: ct.Array, f: ct.Array,
     y: ct.Array,
-    C: ct.IndexedWithInt64, N: ct.IndexedWithInt64,
-    C_before: ct.IndexedWithInt64,
+    C: ct.IndexedWithInt64, N: ct.IndexedWithInt64, C_before: ct.IndexedWithInt64,
     state_indices: ct.Array, write_indices: ct.Array,
     size_n: float,
     TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
@@ -393,8 +392,7 @@ def token_step(
 @ct.kernel
 def token_step_N(
     k: ct.Array, i: ct.Array, f: ct.Array,
-    N: ct.IndexedWithInt64,
-    N_before: ct.IndexedWithInt64,
+    N: ct.IndexedWithInt64, N_before: ct.IndexedWithInt64,
     state_indices: ct.Array, write_indices: ct.Array,
     size_n: float,
     TILE_N: ct.Constant[int],

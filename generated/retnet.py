@@ -241,8 +241,7 @@ def walk_out(
 def token_step(
     q: ct.Array, k: ct.Array, v: ct.Array,
     y: ct.Array,
-    S: ct.IndexedWithInt64,
-    S_before: ct.IndexedWithInt64,
+    S: ct.IndexedWithInt64, S_before: ct.IndexedWithInt64,
     state_indices: ct.Array, write_indices: ct.Array,
     size_n: float,
     TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],

@@ -37,7 +37,7 @@ from torch import Tensor
 from . import _blocks, _cut, _operator, _packed, _step, _tuned
 from . import _runtime as _rt
 from ._direct import load_direct, slot_at, store_direct
-from ._tiles import await_previous, chunk_at, clamp, dot, exp2, half_scale, load, segment_at, silu, store
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, f16_scale, load, rows, segment_at, silu, store
 
 LOG2E = math.log2(math.e)
 
@@ -212,7 +212,7 @@ def segment_states(
 @ct.kernel
 def group_scores(
     B: ct.Array, C: ct.Array,
-    shared_scores: ct.Array, shared_scores_own: ct.Array, shared_scores_scale: ct.Array,
+    shared_scores: ct.Array, shared_scores_token: ct.Array,
     chunk_table: ct.Array,
     LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int], CHUNK: ct.Constant[int],
     TILE_N: ct.Constant[int],
@@ -238,10 +238,10 @@ def group_scores(
     scores_own = ct.sum(ct.where(token[:, None] == token[None, :], scores, 0.0), axis=1)  # [L]: of a token with itself
     causal_before = token[:, None] > token[None, :]  # [L, L]
     scores = ct.where(causal_before, scores, 0.0)  # [L, L]
-    scores_scale = half_scale(scores, 1)  # [L]
+    scores_scale = f16_scale(scores, 1)  # [L]
     store(shared_scores, (lane, group_g, slot, 0), (1, 1, CHUNK, CHUNK), scores * (1.0 / scores_scale)[:, None])
-    store(shared_scores_own, (lane, group_g, slot), (1, 1, CHUNK), scores_own)
-    store(shared_scores_scale, (lane, group_g, slot), (1, 1, CHUNK), scores_scale)
+    store(shared_scores_token, (lane, group_g, 0, slot), (1, 1, 1, CHUNK), scores_scale)
+    store(shared_scores_token, (lane, group_g, 1, slot), (1, 1, 1, CHUNK), scores_own)
     await_previous()
 
 
@@ -249,8 +249,8 @@ def group_scores(
 def walk_out(
     x: ct.Array, B: ct.Array, C: ct.Array, D: ct.Array, z: ct.Array,
     S0: ct.Array,
-    S_left: ct.Array, S_part: ct.Array, shared_scores: ct.Array, shared_scores_scale: ct.Array,
-    shared_scores_own: ct.Array, decay_sum: ct.Array, step: ct.Array,
+    S_left: ct.Array, S_part: ct.Array, shared_scores: ct.Array, shared_scores_token: ct.Array, decay_sum: ct.Array,
+    step: ct.Array,
     segment_table: ct.Array,
     y: ct.Array,
     S_final: ct.Array,
@@ -259,8 +259,8 @@ def walk_out(
     LATENCY_S: ct.Constant[int], LATENCY_C: ct.Constant[int], LATENCY_B: ct.Constant[int], SCORES: ct.Constant[int],
     LATENCY_SCORES: ct.Constant[int], CARRIED: ct.Constant[int], LATENCY_X: ct.Constant[int], INTRA: ct.Constant[int],
     STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int], TILE_P: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], SHARED: ct.Constant[bool], WITH_Z: ct.Constant[bool],
-    KEPT: ct.Constant[bool],
+    D_UNIFORM_P: ct.Constant[bool], PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], SHARED: ct.Constant[bool],
+    WITH_Z: ct.Constant[bool], KEPT: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
     await_previous()
@@ -285,7 +285,7 @@ def walk_out(
     token = ct.arange(CHUNK, dtype=ct.int32)
 
     causal = token[:, None] >= token[None, :]  # [L, L]
-    D_tile = load(D, (head, p_tile), (1, TILE_P)).astype(ct.float32)  # [P]
+    D_tile = load(D, (head, p_tile), (1, TILE_P), uniform=(False, D_UNIFORM_P)).astype(ct.float32)  # [P]
     if WITH_S0:
         S_tile = load(S0, (sequence, head, 0, p_tile), (1, 1, TILE_N, TILE_P), order=(0, 1, 3, 2))  # [N, P]
     else:
@@ -306,9 +306,9 @@ def walk_out(
             scores = load(  # [L, L]
                 shared_scores, (lane, group_g, slot + chunk, 0), (1, 1, CHUNK, CHUNK), latency=LATENCY_SCORES
             ).astype(ct.float32)
-            scores_scale = load(shared_scores_scale, (lane, group_g, slot + chunk), (1, 1, CHUNK))  # [L]
+            scores_token = load(shared_scores_token, (lane, group_g, 0, slot + chunk), (1, 1, 2, CHUNK))  # [NUMBER, L]
+            scores_scale, scores_own = rows(scores_token)  # [L]
             scores = scores * scores_scale[:, None]  # [L, L]
-            scores_own = load(shared_scores_own, (lane, group_g, slot + chunk), (1, 1, CHUNK))  # [L]
         else:
             scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
             scores = dot(C_tile, ct.transpose(B_tile), scores, SCORES)  # [L, L]
@@ -360,8 +360,7 @@ def walk_out(
 def token_step(
     x: ct.Array, dt: ct.Array, A: ct.Array, B: ct.Array, C: ct.Array, D: ct.Array, dt_bias: ct.Array, z: ct.Array,
     y: ct.Array,
-    S: ct.IndexedWithInt64,
-    S_before: ct.IndexedWithInt64,
+    S: ct.IndexedWithInt64, S_before: ct.IndexedWithInt64,
     state_indices: ct.Array, write_indices: ct.Array,
     dt_min: float, dt_max: float,
     TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
@@ -530,11 +529,10 @@ def _segmented(
         dtype=_rt.stored_scores(config.intra),
         device=x.device,
     )
-    # shared_scores_scale[b g t]: what the scores of a token are divided by
-    # shared_scores_own[b g t]: the score of a token with itself, which is not among the others
-    shared_scores_scale, shared_scores_own = _rt.empty(
-        (2, cut.lanes, size_g, cut.slots * config.chunk if shared else 4), dtype=torch.float32, device=x.device
-    ).unbind()
+    # shared_scores_token[b g number t]: what a token's scores are divided by, and its score with itself
+    shared_scores_token = _rt.empty(
+        (cut.lanes, size_g, 2, cut.slots * config.chunk if shared else 4), dtype=torch.float32, device=x.device
+    )
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
     S_part = _rt.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=x.device)
     # S_left[segment b h]: the sum of the log2 decays of S over each segment
@@ -569,9 +567,8 @@ def _segmented(
             _rt.hinted(group_scores, config.occupancy_group_scores, config.warps_group_scores),
             (cut.lanes * cut.slots, size_g),
             (
-                B, C, shared_scores, shared_scores_own, shared_scores_scale, cut.chunk_table, config.latency_C,
-                config.latency_B, _rt.PRECISION[config.scores], config.chunk, _rt.covering(size_n),
-                sequences is not None,
+                B, C, shared_scores, shared_scores_token, cut.chunk_table, config.latency_C, config.latency_B,
+                _rt.PRECISION[config.scores], config.chunk, _rt.covering(size_n), sequences is not None,
             ),
             early=True,
         )
@@ -581,12 +578,11 @@ def _segmented(
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
             x, B, C, D, _rt.indexable(_rt.given(z, x)), _rt.given(S0, S_final), S_left, S_part, shared_scores,
-            shared_scores_scale, shared_scores_own, decay_sum, step, cut.segment_table, y, S_final,
-            _rt.given(S_states, S_final), states_every, cut.per_segment, config.latency_S, config.latency_C,
-            config.latency_B, _rt.PRECISION[config.scores], config.latency_scores, _rt.PRECISION[config.carried],
-            config.latency_x, _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk,
-            _rt.covering(size_n), config.tile_p, sequences is not None, S0 is not None, shared, z is not None,
-            S_states is not None,
+            shared_scores_token, decay_sum, step, cut.segment_table, y, S_final, _rt.given(S_states, S_final),
+            states_every, cut.per_segment, config.latency_S, config.latency_C, config.latency_B,
+            _rt.PRECISION[config.scores], config.latency_scores, _rt.PRECISION[config.carried], config.latency_x,
+            _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p,
+            D.stride(1) == 0, sequences is not None, S0 is not None, shared, z is not None, S_states is not None,
         ),
         early=True,
     )

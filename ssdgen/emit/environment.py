@@ -46,6 +46,7 @@ TEMPLATES: dict[type[Kernel], str] = {
 
 KINDS = {
     "constant": "ct.Constant[int]",
+    "uniform": "ct.Constant[bool]",
     "flag": "ct.Constant[bool]",
     "state": "ct.IndexedWithInt64",
     "kept": "ct.IndexedWithInt64",
@@ -59,12 +60,13 @@ HELPERS = (
     "clamp",
     "dot",
     "exp2",
-    "half_scale",
+    "f16_scale",
     "has_chunk",
     "inner",
     "load",
     "log1p",
     "log_sigmoid",
+    "rows",
     "segment_at",
     "sigmoid",
     "sign",
@@ -149,7 +151,7 @@ def _parameters(kernel: Kernel) -> str:
         return KINDS.get(p.role, "ct.Array")
 
     lines: list[str] = []
-    for _, group in itertools.groupby(kernel.parameters, key=lambda p: p.role):
+    for _, group in itertools.groupby(kernel.parameters, key=lambda p: KINDS.get(p.role, p.role)):
         lines += filled([f"{p.name}: {kind(p)}" for p in group], "    ")
     return "\n".join(lines)
 

@@ -317,6 +317,9 @@ class Host:
                 if self._layer.tensor(p.argument).optional:
                     return f"_rt.indexable(_rt.given({name}, {self.host(self._plan.leader)}))"
                 return name
+            case "uniform":
+                axes = dict(self._plan.config.layouts).get(p.argument, self._layer.tensor(p.argument).axes)
+                return f"{self.host(p.argument)}.stride({axes.index(p.axes[0])}) == 0"
             case "flag":
                 return self._flag(p.argument)
             case "table":

@@ -20,6 +20,7 @@ from ssdgen.ir.plan import (
     Let,
     Load,
     Round,
+    Rows,
     Statement,
     Store,
     SumTogether,
@@ -42,7 +43,7 @@ class Commenter:
     def shape(self, axes: Axes) -> str:
         """`[L, P]` for a tile with axes (time, p): L is the chunk's length, C the number of chunks side by side."""
         known = {self._layer.time: "L", KEY: "L", CHUNKS: "C"}
-        return f"[{', '.join(known.get(a, a.upper()) for a in axes)}]" if axes else ""
+        return f"[{', '.join(known.get(a, a.upper().rstrip(KEY[-1])) for a in axes)}]" if axes else ""
 
     def spec(self, line: int | None) -> str | None:
         """A comment that quotes a line of the spec."""
@@ -88,8 +89,11 @@ class CutileStatements:
                 return assign(
                     target.name, f"ct.extract({value.name}, index=(CHUNK - 1,), shape=(1,)).reshape(())", indent
                 )
+            case Rows(targets=targets, value=value):
+                names = ", ".join(t.name for t in targets)
+                return assign(names, f"rows({value.name})", indent, self._comment.shape(targets[0].axes))
             case HalfScale(target=target, value=value, over=over):
-                code = f"half_scale({value.name}, {value.axes.index(over)})"
+                code = f"f16_scale({value.name}, {value.axes.index(over)})"
                 return assign(target.name, code, indent, self._comment.shape(target.axes))
             case Dot():
                 return self._dot(s, indent)
@@ -131,6 +135,7 @@ class CutileStatements:
         args += [s.whole] if s.whole else []
         args += [f"order={s.order}"] if s.order else []
         args += [f"latency={s.latency}"] if s.latency else []
+        args += [f"uniform={_tuple(flag or 'False' for flag in s.uniform)}"] if s.uniform else []
         cast = ".astype(ct.float32)" if s.cast else ""
         code = f"{'load_direct' if s.whole else 'load'}({', '.join(args)}){cast}"
         return assign(s.target.name, code, indent, self._comment.shape(s.target.axes))

@@ -37,12 +37,15 @@ SEGMENTS = "segment'"
 BLOCKS = "block'"
 """The axis of the blocks of tokens at whose ends a caller wants the states."""
 
+NUMBERS = "number'"
+"""The axis of the numbers that are stored for each token, one behind the other, to be loaded together."""
+
 TILE_OPS: dict[str, int] = {"float32": 1, "where": 3, "ge": 2, "gt": 2, "lt": 2, "eq": 2, "and": 2}
 """Operations that occur in plans only, beside those of `ssdgen.ir.expr.OPS`."""
 
 Role = Literal[
     "input", "initial", "arriving", "workspace", "table", "output", "gradient", "final", "prefixes", "state", "kept", "slots",
-    "scalar", "constant", "flag",
+    "scalar", "constant", "uniform", "flag",
 ]  # fmt: skip
 
 
@@ -54,10 +57,10 @@ class Parameter:
     blocks of tokens; of steps the `state` that is updated in place, what it is before each token, `kept`, and the `slots` of
     a pool; of gradients those `arriving` at outputs, and the `gradient` of an input) have `axes`, in the order of the array's
     dimensions, and a `dtype`: a fixed one, or `like NAME` for that of an input. `scalar` is a number passed at run time (f32
-    or i32), `constant` an int and `flag` a bool that specialise the kernel. `argument` is the layer's name for what the host
-    passes, a workspace, a config field, or what a flag asks for; with `per_head` that tensor is passed with its group axis,
-    at this dimension, repeated to one entry a head. An array that only code under a flag reads may be a stand-in when the
-    flag is not set.
+    or i32), `constant` an int and `flag` a bool that specialise the kernel, and so does `uniform`: whether an input is passed
+    that is the same all along `axes`. `argument` is the layer's name for what the host passes, a workspace, a config field,
+    or what a flag asks for; with `per_head` that tensor is passed with its group axis, at this dimension, repeated to one
+    entry a head. An array that only code under a flag reads may be a stand-in when the flag is not set.
     """
 
     name: str
@@ -70,7 +73,7 @@ class Parameter:
     @property
     def is_array(self) -> bool:
         """Whether it is passed as an array."""
-        return self.role not in ("scalar", "constant", "flag")
+        return self.role not in ("scalar", "constant", "uniform", "flag")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,8 @@ class Load:
     """target = the tile of `array` at `slots`, zero outside the array; `cast` widens it to float32 at once.
 
     `order` are the array's dimensions in the order of `slots`, where that is not their own. `whole` is the flag that says
-    that no tile of a kernel sticks out of its array, if the kernel has that: it then moves tiles without TMA.
+    that no tile of a kernel sticks out of its array, if the kernel has that: it then moves tiles without TMA. `uniform` has
+    for each of `slots` the flag that says whether the array is the same all along it, so that one element is enough, or "".
     """
 
     target: Ref
@@ -97,6 +101,7 @@ class Load:
     cast: bool = False
     order: tuple[int, ...] = ()
     whole: str = ""
+    uniform: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,14 @@ class Last:
     """target = the last element of a tile [L] along time, as a number."""
 
     target: Ref
+    value: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """targets = the two rows of a tile."""
+
+    targets: tuple[Ref, Ref]
     value: Ref
 
 
@@ -217,7 +230,9 @@ class If:
     body: tuple[Statement, ...]
 
 
-Statement = Load | Zeros | Let | Cumsum | Last | HalfScale | Dot | Inner | SumTogether | Round | Store | When | If
+Statement = (
+    Load | Zeros | Let | Cumsum | Last | Rows | HalfScale | Dot | Inner | SumTogether | Round | Store | When | If
+)
 
 
 def flattened(statements: Iterable[Statement]) -> Iterator[Statement]:

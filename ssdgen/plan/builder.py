@@ -23,6 +23,7 @@ from ssdgen.ir.plan import (
     Parameter,
     Role,
     Round,
+    Rows,
     Slot,
     Statement,
     Store,
@@ -120,13 +121,20 @@ class KernelBuilder:
         """The axes that remain of a tile of an array with these axes."""
         return tuple(a for a in axes if self.place[a].extent != "1")
 
-    def load(self, section: list[Statement], parameter: str, latency: str | None = None, key: str = "") -> Ref:
+    def load(
+        self,
+        section: list[Statement],
+        parameter: str,
+        latency: str | None = None,
+        key: str = "",
+        uniform: tuple[str, ...] = (),
+    ) -> Ref:
         """Load this block's tile of a declared array, once for each `key` (or array); the tile."""
         key = key or f"array {parameter}"
         if key not in self.known:
             axes = self.parameters[parameter].axes
             target = Ref(self.names.of("tile", f"{parameter}_tile"), self.tile_axes(axes))
-            load = Load(target, parameter, self.slots(parameter), latency, whole=self.whole)
+            load = Load(target, parameter, self.slots(parameter), latency, whole=self.whole, uniform=uniform)
             self.section(section, target.axes).append(load)
             self.known[key] = target
         return self.known[key]
@@ -154,7 +162,19 @@ class KernelBuilder:
             raise Unsupported(f"`{name}` has the axis `{unplaced[0]}`, which a kernel that needs it does not run over")
         dtype = f"like {tensor.name}"
         parameter = self.declare(Parameter(name, "input", name, axes, dtype))
-        return self.load(section, parameter, self.latency(name))
+        return self.load(section, parameter, self.latency(name), uniform=self.uniform(parameter, tensor))
+
+    def uniform(self, parameter: str, tensor: Tensor) -> tuple[str, ...]:
+        """The flags of the axes of an input that its narrower forms lack, as `Load` has them: along those it is the same
+        where a caller passes such a form. None where tiles are moved without TMA, which is for kernels that run once."""
+        axes = self.parameters[parameter].axes
+        tiled = () if self.whole else self.tile_axes(axes)
+        lacking = [a for a in tiled if any(a not in form for form in tensor.narrower)]
+        flags = {
+            a: self.declare(Parameter(f"{parameter}_UNIFORM_{a}".upper(), "uniform", tensor.name, (a,)))
+            for a in lacking
+        }
+        return tuple(flags.get(a, "") for a in axes) if flags else ()
 
     def tile(self, section: list[Statement], expr: Expr) -> Expr:
         """`expr` over tiles, what it needs loaded and named in `section`. A bare input keeps its dtype; in arithmetic it is
@@ -279,7 +299,7 @@ class KernelBuilder:
 
 def _operands(statement: Statement) -> tuple[Expr, ...]:
     match statement:
-        case Let() | Cumsum() | Last() | HalfScale() | Store():
+        case Let() | Cumsum() | Last() | Rows() | HalfScale() | Store():
             return (statement.value,)
         case Round(target=target, value=value):
             return (value, target)
@@ -321,5 +341,5 @@ def _map(statement: Statement, widened: set[str], rule: Callable[[Expr], Expr | 
             return When(statement.flag, *mapped)
         case If(body=body):
             return replace(statement, body=tuple(_map(s, widened, rule) for s in body))
-        case Last() | HalfScale() | Inner() | Round() | Zeros():
+        case Last() | Rows() | HalfScale() | Inner() | Round() | Zeros():
             return statement

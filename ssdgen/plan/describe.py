@@ -27,6 +27,7 @@ from ssdgen.ir.plan import (
     Parameter,
     Plan,
     Round,
+    Rows,
     Slot,
     StateKernel,
     Statement,
@@ -161,7 +162,7 @@ def _statements(statements: Iterable[Statement], indent: str = "  ") -> Iterator
 
 
 def _statement(
-    statement: Load | Zeros | Let | Cumsum | Last | HalfScale | Dot | Inner | SumTogether | Round | Store,
+    statement: Load | Zeros | Let | Cumsum | Last | Rows | HalfScale | Dot | Inner | SumTogether | Round | Store,
 ) -> str:
     match statement:
         case Load(target=target, array=array, slots=slots, latency=latency):
@@ -172,6 +173,8 @@ def _statement(
             return f"{_named(target)} = {_text(value)}" + (f"  # {note}" if note else "")
         case Cumsum(target=target, value=value):
             return f"{_named(target)} = cumsum({_text(value)})"
+        case Rows(targets=targets, value=value):
+            return f"{', '.join(map(_named, targets))} = rows of {_text(value)}"
         case HalfScale(target=target, value=value, over=over):
             return f"{_named(target)} = float16 scale of {_text(value)} over {over}"
         case Round(target=target, value=value, array=array):

@@ -24,7 +24,7 @@ RESERVED = frozenset(
         "sum_four",
         "sum_pair",
         "exp2",
-        "half_scale",
+        "f16_scale",
         "sigmoid",
         "log1p",
         "log_sigmoid",
@@ -93,7 +93,7 @@ class Names:
         key = (kind, wanted)
         if key not in self._given:
             name = wanted
-            while name in self._taken or (kind not in ("constant", "flag") and CONSTANT.fullmatch(name)):
+            while name in self._taken or (kind not in ("constant", "uniform", "flag") and CONSTANT.fullmatch(name)):
                 name += "_"
             self._taken.add(name)
             self._given[key] = name

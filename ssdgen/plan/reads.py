@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from ssdgen.ir.chunkform import ChunkForm, Interaction, Read, Score
 from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, mul
 from ssdgen.ir.layer import Gate, Output
-from ssdgen.ir.plan import KEY, Dot, Let, Load, Parameter, Statement, Store, When, Zeros
+from ssdgen.ir.plan import KEY, NUMBERS, Dot, Let, Parameter, Rows, Slot, Statement, Store, When, Zeros
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.decays import Sums, decay_sums, decayed, grown, weight_tile
 from ssdgen.plan.lower import retime, where
@@ -20,9 +20,9 @@ from ssdgen.plan.names import SHARED
 from ssdgen.plan.shared import (
     group_of,
     masked_once,
+    numbers,
     product_key,
     product_name,
-    reads_itself,
     scores_parameter,
     token_parameter,
 )
@@ -103,25 +103,28 @@ def _product(parts: Parts, score: Score, vector: Expr, target: Ref) -> None:
         return
     time = builder.layer.time
     buffer = builder.declare(scores_parameter(builder.form, score))
-    scale = Ref(builder.names.fresh(f"{target.name}_scale"), (time,))
-    stored: list[Statement] = [
-        replace(builder.load_tile(buffer, target), latency=builder.latency("scores"), cast=True),
-        _row_of(builder, score, "scale", scale),
-        Let(target, mul(target, scale)),
-    ]
-    if reads_itself(builder.form, score):
-        own = Ref(builder.names.fresh(f"{target.name}_own"), (time,))
-        stored.append(_row_of(builder, score, "own", own))
-        parts.own[product_key(score)] = own
+    stored: list[Statement] = [replace(builder.load_tile(buffer, target), latency=builder.latency("scores"), cast=True)]
+    found = {what: Ref(builder.names.fresh(f"{target.name}_{what}"), (time,)) for what in numbers(builder.form, score)}
+    stored += _numbers(builder, score, target, tuple(found.values()))
+    stored.append(Let(target, mul(target, found["scale"])))
+    if "own" in found:
+        parts.own[product_key(score)] = found["own"]
     here: list[Statement] = [Zeros(target), dot]
     if masked_once(builder.form, score):
         here.append(Let(target, where(builder.causal(parts.constant, score.at, target.axes), target)))
     parts.contract.append(When(builder.flag(SHARED, "shared"), tuple(stored), tuple(here)))
 
 
-def _row_of(builder: WalkBuilder, score: Score, what: str, target: Ref) -> Load:
-    """Load what is stored for each token beside a shared product."""
-    return builder.load_tile(builder.declare(token_parameter(builder.form, score, what)), target)
+def _numbers(builder: WalkBuilder, score: Score, product: Ref, targets: tuple[Ref, ...]) -> list[Statement]:
+    """Load what is stored for each token beside a shared product, one number or two: in one tile, since every load is waited
+    for by itself."""
+    array = builder.declare(token_parameter(builder.form, score))
+    builder.place[NUMBERS] = Slot(NUMBERS, "0", str(len(targets)))
+    if len(targets) == 1:
+        return [builder.load_tile(array, targets[0])]
+    first, second = targets
+    tile = Ref(builder.names.fresh(f"{product.name}_token"), (NUMBERS, builder.layer.time))
+    return [builder.load_tile(array, tile), Rows((first, second), tile)]
 
 
 def combine(parts: Parts, read: Read, carried: Ref) -> Ref:

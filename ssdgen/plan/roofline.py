@@ -25,6 +25,7 @@ from ssdgen.ir.layer import Dtype, Layer, Tensor
 from ssdgen.ir.plan import (
     CHUNKS,
     KEY,
+    NUMBERS,
     SEGMENTS,
     AnyKernel,
     Dot,
@@ -294,6 +295,8 @@ class _Point:
         """The bytes of an array as far as a kernel walks over it."""
         layer, tokens = self.layer, self.walked(kernel) * self.chunk
         lengths = dict(self.sizes) | {KEY: self.chunk, CHUNKS: self.chunks, SEGMENTS: self.segments - 1}
+        for w in (w for w in self.plan.workspaces if NUMBERS in w.axes):
+            lengths[NUMBERS] = int(w.shape[w.axes.index(NUMBERS)])
         lengths[layer.time] = tokens if p.role == "workspace" else min(tokens, self.sizes[layer.time])
         axes = _passed(layer.tensor(p.argument), p.axes) if p.role == "input" else p.axes
         return _elements(axes, lengths) * ITEMSIZE[self.array_dtype(p)]

@@ -6,6 +6,7 @@ from ssdgen.ir.chunkform import ChunkForm, Score
 from ssdgen.ir.expr import ONE, Apply, Contract, Index, Ref, walk
 from ssdgen.ir.plan import (
     KEY,
+    NUMBERS,
     Config,
     Dot,
     GroupKernel,
@@ -27,7 +28,7 @@ ROLE = "group_scores"
 FIELD = "share_scores_from"
 """The field of the emitted Config that says from how many heads a group on it pays."""
 UNSHARED = 4
-"""Rows of a buffer that no kernel uses: two buffers are one allocation, and the second begins at a multiple of 16 bytes."""
+"""Tokens of a buffer that no kernel uses: kernels are compiled for rows of whole 16 bytes."""
 
 
 def product_key(score: Score) -> str:
@@ -74,12 +75,19 @@ def scores_parameter(form: ChunkForm, score: Score) -> Parameter:
     return Parameter(name, "workspace", name, (layer.batch, group, layer.time, KEY), "scores")
 
 
-def token_parameter(form: ChunkForm, score: Score, what: str) -> Parameter:
-    """A buffer [batch, group, time] beside the product's: the `scale` of its scores, or its `own` score."""
+def token_parameter(form: ChunkForm, score: Score) -> Parameter:
+    """A buffer [batch, group, number, time] beside the product's, with the `numbers` of each token."""
     layer, group = form.recurrence.layer, group_of(form, score)
     assert group is not None
-    name = f"shared_{product_name(form, score)}_{what}"
-    return Parameter(name, "workspace", name, (layer.batch, group, layer.time), "f32")
+    name = f"shared_{product_name(form, score)}_token"
+    return Parameter(name, "workspace", name, (layer.batch, group, NUMBERS, layer.time), "f32")
+
+
+def numbers(form: ChunkForm, score: Score) -> dict[str, str]:
+    """What is stored for each token beside its scores, in this order, and what it is."""
+    scale = {"scale": "what a token's scores are divided by"}
+    own = {"own": "its score with itself"}
+    return scale | own if reads_itself(form, score) else scale
 
 
 def reads_itself(form: ChunkForm, score: Score) -> bool:
@@ -101,21 +109,21 @@ def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
     keys = retime(builder.column(body, score.column, score.axis), layer.time, KEY)
     target = Ref(builder.names.of("value", product_name(form, score)), (layer.time, KEY))
     body += [Zeros(target), Dot(target, (vector, keys), score.axis, target, builder.constant("scores"))]
-    rows: list[tuple[str, Ref]] = []
+    values: dict[str, Ref] = {}
     if reads_itself(form, score):
         same = Apply("eq", (Ref("token", (layer.time,)), Ref("token", (KEY,))))
         itself = Contract(where(same, target), ONE, KEY)
-        rows.append(("own", builder.name_value(body, f"{target.name}_own", itself, "of a token with itself")))
+        values["own"] = builder.name_value(body, f"{target.name}_own", itself, "of a token with itself")
     seen = builder.causal(body, -1 if masked_once(form, score) else 0, target.axes)
     body.append(Let(target, where(seen, target)))  # so that no later token has a part in the scale
-    scale = Ref(builder.names.fresh(f"{target.name}_scale"), (layer.time,))
+    scale = values["scale"] = Ref(builder.names.fresh(f"{target.name}_scale"), (layer.time,))
     body.append(HalfScale(scale, target, KEY))
-    rows.append(("scale", scale))
     buffer = builder.declare(scores_parameter(form, score))
     body.append(Store(buffer, builder.slots(buffer), Apply("div", (target, scale)), target.axes))
-    for what, value in rows:
-        array = builder.declare(token_parameter(form, score, what))
-        body.append(Store(array, builder.slots(array), value, value.axes))
+    array = builder.declare(token_parameter(form, score))
+    for at, what in enumerate(numbers(form, score)):
+        builder.place[NUMBERS] = Slot(NUMBERS, str(at), "1")
+        body.append(Store(array, builder.slots(array), values[what], values[what].axes))
     builder.constant("chunk")
     builder.constant(f"tile_{score.axis}", f"size_{score.axis}")
     builder.finish(body)
@@ -138,13 +146,10 @@ def group_workspaces(form: ChunkForm, score: Score) -> tuple[Workspace, ...]:
     """The buffers of the product of `score`, padded to whole chunks; of UNSHARED rows where heads are not to share."""
     parameter = scores_parameter(form, score)
     group = parameter.axes[1]
-    shape = ("cut.lanes", f"size_{group}", f"cut.slots * config.chunk if shared else {UNSHARED}")
-    notes = {"scale": "what the scores of a token are divided by"}
-    if reads_itself(form, score):
-        notes["own"] = "the score of a token with itself, which is not among the others"
-    rows = []
-    for what, note in notes.items():
-        buffer = token_parameter(form, score, what)
-        rows.append(Workspace(buffer.name, buffer.axes, shape, "f32", note))
+    lanes, tokens = ("cut.lanes", f"size_{group}"), f"cut.slots * config.chunk if shared else {UNSHARED}"
     doc = f"{product_key(score)} of each token and those before it in a chunk, over the token's scale"
-    return (Workspace(parameter.name, parameter.axes, (*shape, "config.chunk"), parameter.dtype, doc), *rows)
+    beside, notes = token_parameter(form, score), numbers(form, score)
+    return (
+        Workspace(parameter.name, parameter.axes, (*lanes, tokens, "config.chunk"), parameter.dtype, doc),
+        Workspace(beside.name, beside.axes, (*lanes, str(len(notes)), tokens), "f32", ", and ".join(notes.values())),
+    )

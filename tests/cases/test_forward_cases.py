@@ -212,6 +212,25 @@ def test_D(mamba2: Subject, gate: Gate, form: str) -> None:
     mamba2.check(gate, case, EXACT if gate == "emulation" else None)
 
 
+def test_one_D_a_head(mamba2: Subject) -> None:
+    """D of one number a head is read as one number, of which registers keep no row, and gives the bits of a whole row of it."""
+    inputs = draw(mamba2.layer, Case(mamba2_sizes(), dtype="bf16", forms={"D": ("h",)}))
+    rows = inputs.tensors | {"D": inputs.tensors["D"][:, None].repeat(1, 40)}
+    one, many = (mamba2.call("emulation", replace(inputs, tensors=t)) for t in (inputs.tensors, rows))
+    assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
+    runtime = importlib.import_module("._runtime", mamba2.module.__package__)
+    flags: list[object] = []
+
+    def record(kernel: object, grid: object, args: tuple[object, ...]) -> None:
+        names = list(inspect.signature(kernel._pyfunc).parameters)  # type: ignore[attr-defined]
+        flags.extend(a for a, name in zip(args, names, strict=True) if name == "D_UNIFORM_P")
+
+    with runtime.launcher(record):
+        for tensors in (inputs.tensors, rows):
+            mamba2.module.forward(**replace(inputs, tensors=tensors).keywords())
+    assert flags == [True, False]
+
+
 @both
 def test_index_overflow(mamba2: Subject, gate: Gate) -> None:
     """mamba 1015: offsets wrap in int32, dt being a slice of long rows. Equal to contiguous input.
