@@ -326,9 +326,12 @@ def walk_out(
         score = scores * decay_left * step_tile[None, :]  # [L, L]
         read_S = dot(score, x_tile, read_S_carried * exp2(decay_sum_tile)[:, None], INTRA)  # [L, P]
         if SHARED:
-            read_S = read_S + (scores_own * step_tile)[:, None] * ct.astype(x_tile, ct.float32)  # [L, P]
-        # mamba2.ssd:24  y = S[t] . C + D * x
-        y_tile = read_S + D_tile[None, :] * ct.astype(x_tile, ct.float32)  # [L, P]
+            # mamba2.ssd:24  y = S[t] . C + D * x
+            y_tile = (  # [L, P]
+                read_S + ((scores_own * step_tile)[:, None] + D_tile[None, :]) * ct.astype(x_tile, ct.float32)
+            )
+        else:
+            y_tile = read_S + D_tile[None, :] * ct.astype(x_tile, ct.float32)  # [L, P]
         if WITH_Z:
             z_tile = load(z, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P)).astype(ct.float32)  # [L, P]
             # mamba2.ssd:25  when z: y = y * silu(z)

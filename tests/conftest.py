@@ -1,11 +1,16 @@
-"""Golden files: `pytest --update-golden` rewrites the expected texts, and git shows what changed."""
+"""Golden files: `pytest --update-golden` rewrites the expected texts, and git shows what changed. And threads: one for each
+worker of xdist, of which there is one a core."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported, also by commands that tests run
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -104,6 +104,34 @@ def float32(expr: Expr) -> Expr:
     return Apply("float32", (expr,))
 
 
+def plus_term(total: Expr, rest: Expr, factor: Expr) -> Expr:
+    """total + rest * factor; where a term of `total` has that factor too, as (rest + ...) * factor."""
+    match total:
+        case Apply(op="add", args=(left, right)) if factor in _factors(right):
+            return Apply("add", (left, _with(right, rest, factor)))
+        case Apply(op="add", args=(left, right)):
+            return Apply("add", (plus_term(left, rest, factor), right))
+        case _ if factor in _factors(total):
+            return _with(total, rest, factor)
+        case _:
+            return Apply("add", (total, mul(rest, factor)))
+
+
+def _factors(product: Expr) -> tuple[Expr, ...]:
+    match product:
+        case Apply(op="mul", args=(left, right)):
+            return (*_factors(left), *_factors(right))
+        case _:
+            return (product,)
+
+
+def _with(product: Expr, rest: Expr, factor: Expr) -> Expr:
+    """product + rest * factor, where `factor` is one of the product's."""
+    others = list(_factors(product))
+    others.remove(factor)
+    return mul(Apply("add", (rest, mul(*others))), factor)
+
+
 def retime(expr: Expr, old: str, new: str) -> Expr:
     """`expr` with the axis `old` of its tiles called `new`."""
 

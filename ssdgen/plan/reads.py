@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ssdgen.ir.chunkform import ChunkForm, Interaction, Read, Score
-from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, mul
+from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, add, mul, refs
 from ssdgen.ir.layer import Gate, Output
 from ssdgen.ir.plan import KEY, NUMBERS, Dot, Let, Parameter, Rows, Slot, Statement, Store, When, Zeros
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.decays import Sums, decay_sums, decayed, grown, weight_tile
-from ssdgen.plan.lower import retime, where
+from ssdgen.plan.lower import plus_term, retime, where
 from ssdgen.plan.names import SHARED
 from ssdgen.plan.shared import (
     group_of,
@@ -34,7 +34,8 @@ class Parts:
     """A kernel in the making: its builder, the axes its states share, and statements by section.
 
     `before` is what no loop of the kernel changes. A walk over chunks puts there what is the same in every chunk too.
-    `products`, and the scores of tokens with themselves that are kept apart (`own`), are by product.
+    `products`, and the scores of tokens with themselves that are kept apart (`own`), are by product. `apart` has, by read, what
+    a token reads of itself if that is left to the output: its weight [L], and the row it is of.
     """
 
     builder: WalkBuilder
@@ -48,6 +49,7 @@ class Parts:
     accumulators: list[Ref] = field(default_factory=list)
     products: dict[str, Ref] = field(default_factory=dict)
     own: dict[str, Ref] = field(default_factory=dict)
+    apart: dict[str, tuple[Expr, Expr]] = field(default_factory=dict)
 
     @property
     def constant(self) -> list[Statement]:
@@ -135,7 +137,7 @@ def combine(parts: Parts, read: Read, carried: Ref) -> Ref:
     total: Expr = mul(carried, grown(sums.before if earlier else sums.through))
     axes = _oriented(parts, tuple(a for a in (time, parts.row) if a in carried.axes))
     target = Ref(builder.names.of("read", read.name), axes)
-    itself: list[Expr] = []
+    itself: list[tuple[Expr, Expr]] = []
     for interaction in read.interactions:
         itself += _own(parts, interaction)
         scores = _score(parts, builder.form.score(interaction.score), sums)
@@ -148,13 +150,33 @@ def combine(parts: Parts, read: Read, carried: Ref) -> Ref:
             total = target
     if total != target:
         parts.combine.append(Let(target, total))
-    if itself:
-        parts.combine.append(When(builder.flag(SHARED, "shared"), (Let(target, Apply("add", (target, *itself))),)))
+    if len(itself) == 1 and _a_term(builder.form, read):
+        parts.apart[read.name] = itself[0]
+    elif itself:
+        whole = Let(target, add(target, *(mul(*factors) for factors in itself)))
+        parts.combine.append(When(builder.flag(SHARED, "shared"), (whole,)))
     return target
 
 
-def _own(parts: Parts, interaction: Interaction) -> list[Expr]:
-    """What a token reads of itself, where shared scores leave that out."""
+def _a_term(form: ChunkForm, read: Read) -> bool:
+    """Whether a read is used once, as a term of an output."""
+    used = [e for o in form.outputs for value in (o.value, *(g.value for g in o.gates)) for e in refs(value)]
+    return [e.name for e in used].count(read.name) == 1 and any(read.name in _terms(o.value) for o in form.outputs)
+
+
+def _terms(total: Expr) -> tuple[str, ...]:
+    """The names among the terms of a sum."""
+    match total:
+        case Apply(op="add", args=args):
+            return tuple(name for a in args for name in _terms(a))
+        case Ref(name=name):
+            return (name,)
+        case _:
+            return ()
+
+
+def _own(parts: Parts, interaction: Interaction) -> list[tuple[Expr, Expr]]:
+    """What a token reads of itself, where shared scores leave that out, as two factors."""
     builder = parts.builder
     score = builder.form.score(interaction.score)
     own = parts.own.get(product_key(score))
@@ -162,9 +184,9 @@ def _own(parts: Parts, interaction: Interaction) -> list[Expr]:
         return []
     weight = weight_tile(builder, parts.constant, parts.combine, builder.form.weight(score.weight))
     if interaction.row is None:
-        return [mul(own, weight)]
+        return [(own, weight)]
     assert parts.row is not None
-    return [mul(own, weight, widen(builder.row(parts.combine, interaction.row, parts.row)))]
+    return [(mul(own, weight), widen(builder.row(parts.combine, interaction.row, parts.row)))]
 
 
 def _oriented(parts: Parts, axes: Axes) -> Axes:
@@ -216,7 +238,15 @@ def output(parts: Parts, declared: Output) -> None:
         raise Unsupported(f"the output `{declared.name}` lacks the axis `{row}` of another output")
     tile_axes = builder.tile_axes((time,) if row is None else (time, row))
     tile = Ref(builder.names.of("output", f"{declared.name}_tile"), _oriented(parts, tile_axes))
-    parts.outputs.append(Let(tile, widen(builder.tile(parts.outputs, form.value)), declared.value.span.line))
+    value, line = widen(builder.tile(parts.outputs, form.value)), declared.value.span.line
+    whole = value
+    for name in _terms(form.value):
+        if name in parts.apart:
+            whole = plus_term(whole, *parts.apart[name])
+    if whole == value:
+        parts.outputs.append(Let(tile, value, line))
+    else:
+        parts.outputs.append(When(builder.flag(SHARED, "shared"), (Let(tile, whole, line),), (Let(tile, value),)))
     builder.known[declared.name] = tile
     for gate in form.gates:
         parts.outputs.append(_gate(builder, gate, tile))

@@ -22,7 +22,7 @@ from ssdgen.run.verify import run_trial, stepped
 from ssdgen.spec import load_source, read_layer
 
 WITH_KERNELS = ("mamba2", "state_space_duality", "retnet", "linear_attention", "simple_gla", "mlstm")
-MODULE_LINES, KERNEL_LINES = 760, 108
+MODULE_LINES, KERNEL_LINES = 760, 111
 """A module holds one text of each kernel, in which optional inputs, packed sequences, shared products, initial states and
 states between are flags: longer than one without options, and far shorter than the 2^5 copies it stands for. About 170 lines
 of it are the steps: their kernel, two functions, the launch, the portable form; twelve are the operator of `forward`."""
