@@ -196,9 +196,7 @@ def segment_states(
         step_tile = load(step, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
-        carry = (  # [L]: what is left of a token's input at the end of the chunk
-            step_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
-        )
+        carry = step_tile * exp2(-ct.abs(decay_end - decay_sum_tile))  # [L]: what is left of a token's input at the end
         S_tile = dot(ct.transpose(x_tile) * carry[None, :], B_tile, exp2(decay_end) * S_tile, STATE)  # [P, N]
         S_left_tile = S_left_tile + decay_end
     store(
@@ -306,7 +304,7 @@ def walk_out(
             scores = load(  # [L, L]
                 shared_scores, (lane, group_g, slot + chunk, 0), (1, 1, CHUNK, CHUNK), latency=LATENCY_SCORES
             ).astype(ct.float32)
-            scores_token = load(shared_scores_token, (lane, group_g, 0, slot + chunk), (1, 1, 2, CHUNK))  # [NUMBER, L]
+            scores_token = load(shared_scores_token, (lane, group_g, 0, slot + chunk), (1, 1, 2, CHUNK))  # [2, L]
             scores_scale, scores_own = rows(scores_token)  # [L]
             scores = scores * scores_scale[:, None]  # [L, L]
         else:
@@ -326,10 +324,9 @@ def walk_out(
         score = scores * decay_left * step_tile[None, :]  # [L, L]
         read_S = dot(score, x_tile, read_S_carried * exp2(decay_sum_tile)[:, None], INTRA)  # [L, P]
         if SHARED:
+            own = scores_own * step_tile  # [L]: weight of what a token reads of itself
             # mamba2.ssd:24  y = S[t] . C + D * x
-            y_tile = (  # [L, P]
-                read_S + ((scores_own * step_tile)[:, None] + D_tile[None, :]) * ct.astype(x_tile, ct.float32)
-            )
+            y_tile = read_S + (own[:, None] + D_tile[None, :]) * ct.astype(x_tile, ct.float32)  # [L, P]
         else:
             y_tile = read_S + D_tile[None, :] * ct.astype(x_tile, ct.float32)  # [L, P]
         if WITH_Z:
@@ -339,9 +336,7 @@ def walk_out(
         store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), y_tile)
 
         # The state at the end of the chunk.
-        carry = (  # [L]: what is left of a token's input at the end of the chunk
-            step_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
-        )
+        carry = step_tile * exp2(-ct.abs(decay_end - decay_sum_tile))  # [L]: what is left of a token's input at the end
         S_tile = dot(  # [N, P]
             ct.transpose(B_tile), ct.astype(x_tile, ct.float32) * carry[:, None], exp2(decay_end) * S_tile, STATE
         )

@@ -183,7 +183,7 @@ def segment_states_C(
         write_tile = load(write, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
-        carry = (  # [L]: what is left of a token's input at the end of the chunk
+        carry = (  # [L]: what is left of a token's input at the end
             write_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
         )
         C_tile = dot(ct.transpose(v_tile) * carry[None, :], k_tile, exp2(decay_end) * C_tile, STATE)  # [P, N]
@@ -224,7 +224,7 @@ def segment_states_N(
         write_tile = load(write, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
-        carry = (  # [L]: what is left of a token's input at the end of the chunk
+        carry = (  # [L]: what is left of a token's input at the end
             write_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
         )
         N_tile = exp2(decay_end) * N_tile + ct.sum(k_tile * carry[:, None], axis=0)  # [N]
@@ -314,7 +314,7 @@ def walk_out(
         store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), y_tile)
 
         # The state at the end of the chunk.
-        carry = (  # [L]: what is left of a token's input at the end of the chunk
+        carry = (  # [L]: what is left of a token's input at the end
             write_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
         )
         C_tile = dot(  # [N, P]

@@ -138,9 +138,7 @@ def segment_states(
         v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P)).astype(ct.float32)  # [L, P]
         k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N))  # [L, N]
         decay_end = ct.astype(ct.minimum(CHUNK, length - chunk * CHUNK), ct.float32) * decay_log2
-        carry = (  # [L]: what is left of a token's input at the end of the chunk
-            weight_tile * exp2(-ct.abs(decay_end - decay_sum))
-        )
+        carry = weight_tile * exp2(-ct.abs(decay_end - decay_sum))  # [L]: what is left of a token's input at the end
         S_tile = dot(ct.transpose(v_tile) * carry[None, :], k_tile, exp2(decay_end) * S_tile, STATE)  # [P, N]
         S_left_tile = S_left_tile + decay_end
     store(S_part, (lane, head, origin + segment, n_tile, p_tile), (1, 1, 1, TILE_N, TILE_P), ct.transpose(S_tile))
@@ -217,9 +215,7 @@ def walk_out(
         store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), y_tile)
 
         # The state at the end of the chunk.
-        carry = (  # [L]: what is left of a token's input at the end of the chunk
-            weight_tile * exp2(-ct.abs(decay_end - decay_sum))
-        )
+        carry = weight_tile * exp2(-ct.abs(decay_end - decay_sum))  # [L]: what is left of a token's input at the end
         S_tile = dot(  # [N, P]
             ct.transpose(k_tile), ct.astype(v_tile, ct.float32) * carry[:, None], exp2(decay_end) * S_tile, STATE
         )

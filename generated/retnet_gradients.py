@@ -118,9 +118,7 @@ def segment_states(
         ).astype(ct.float32)
         k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K)  # [L, N]
         decay_end = ct.astype(ct.minimum(CHUNK, length - chunk * CHUNK), ct.float32) * decay_log2
-        carry = (  # [L]: what is left of a token's input at the end of the chunk
-            weight_tile * exp2(-ct.abs(decay_end - decay_sum))
-        )
+        carry = weight_tile * exp2(-ct.abs(decay_end - decay_sum))  # [L]: what is left of a token's input at the end
         S_tile = dot(ct.transpose(v_tile) * carry[None, :], k_tile, exp2(decay_end) * S_tile, STATE)  # [P, N]
         S_left_tile = S_left_tile + decay_end
     store(S_part, (lane, head, origin + segment, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), S_tile, latency=LATENCY_S)
@@ -177,9 +175,7 @@ def entry_states(
         ).astype(ct.float32)
         k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K)  # [L, N]
         decay_end = ct.astype(ct.minimum(CHUNK, length - chunk * CHUNK), ct.float32) * decay_log2
-        carry = (  # [L]: what is left of a token's input at the end of the chunk
-            weight_tile * exp2(-ct.abs(decay_end - decay_sum))
-        )
+        carry = weight_tile * exp2(-ct.abs(decay_end - decay_sum))  # [L]: what is left of a token's input at the end
         S_tile = dot(ct.transpose(v_tile) * carry[None, :], k_tile, exp2(decay_end) * S_tile, STATE)  # [P, N]
 
 

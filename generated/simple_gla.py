@@ -168,9 +168,7 @@ def segment_states(
         k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N))  # [L, N]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
-        carry = exp2(  # [L]: what is left of a token's input at the end of the chunk
-            -ct.abs(decay_end - decay_sum_tile)
-        )
+        carry = exp2(-ct.abs(decay_end - decay_sum_tile))  # [L]: what is left of a token's input at the end
         S_tile = dot(ct.transpose(v_tile) * carry[None, :], k_tile, exp2(decay_end) * S_tile, STATE)  # [P, N]
         S_left_tile = S_left_tile + decay_end
     store(S_part, (lane, head, origin + segment, n_tile, p_tile), (1, 1, 1, TILE_N, TILE_P), ct.transpose(S_tile))
@@ -245,9 +243,7 @@ def walk_out(
         store(y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), y_tile)
 
         # The state at the end of the chunk.
-        carry = exp2(  # [L]: what is left of a token's input at the end of the chunk
-            -ct.abs(decay_end - decay_sum_tile)
-        )
+        carry = exp2(-ct.abs(decay_end - decay_sum_tile))  # [L]: what is left of a token's input at the end
         S_tile = dot(  # [N, P]
             ct.transpose(k_tile), ct.astype(v_tile, ct.float32) * carry[:, None], exp2(decay_end) * S_tile, STATE
         )

@@ -152,9 +152,7 @@ def segment_states(
         step_tile = load(step, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
-        carry = (  # [L]: what is left of a token's input at the end of the chunk
-            step_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
-        )
+        carry = step_tile * exp2(-ct.abs(decay_end - decay_sum_tile))  # [L]: what is left of a token's input at the end
         S_tile = dot(ct.transpose(x_tile) * carry[None, :], B_tile, exp2(decay_end) * S_tile, STATE)  # [P, N]
         S_left_tile = S_left_tile + decay_end
     store(S_part, (lane, head, origin + segment, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), S_tile, latency=LATENCY_S)
@@ -210,9 +208,7 @@ def entry_states(
         step_tile = load(step, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
-        carry = (  # [L]: what is left of a token's input at the end of the chunk
-            step_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
-        )
+        carry = step_tile * exp2(-ct.abs(decay_end - decay_sum_tile))  # [L]: what is left of a token's input at the end
         S_tile = dot(ct.transpose(x_tile) * carry[None, :], B_tile, exp2(decay_end) * S_tile, STATE)  # [P, N]
 
 

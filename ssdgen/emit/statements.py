@@ -11,6 +11,7 @@ from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import (
     CHUNKS,
     KEY,
+    NUMBERS,
     Cumsum,
     Dot,
     HalfScale,
@@ -42,8 +43,8 @@ class Commenter:
 
     def shape(self, axes: Axes) -> str:
         """`[L, P]` for a tile with axes (time, p): L is the chunk's length, C the number of chunks side by side."""
-        known = {self._layer.time: "L", KEY: "L", CHUNKS: "C"}
-        return f"[{', '.join(known.get(a, a.upper().rstrip(KEY[-1])) for a in axes)}]" if axes else ""
+        known = {self._layer.time: "L", KEY: "L", CHUNKS: "C", NUMBERS: "2"}
+        return f"[{', '.join(known.get(a, a.upper()) for a in axes)}]" if axes else ""
 
     def spec(self, line: int | None) -> str | None:
         """A comment that quotes a line of the spec."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ssdgen.ir.chunkform import ChunkForm, Interaction, Read, Score
-from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, add, mul, refs
+from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, add, mul, walk
 from ssdgen.ir.layer import Gate, Output
 from ssdgen.ir.plan import KEY, NUMBERS, Dot, Let, Parameter, Rows, Slot, Statement, Store, When, Zeros
 from ssdgen.plan.builder import Unsupported
@@ -160,8 +160,9 @@ def combine(parts: Parts, read: Read, carried: Ref) -> Ref:
 
 def _a_term(form: ChunkForm, read: Read) -> bool:
     """Whether a read is used once, as a term of an output."""
-    used = [e for o in form.outputs for value in (o.value, *(g.value for g in o.gates)) for e in refs(value)]
-    return [e.name for e in used].count(read.name) == 1 and any(read.name in _terms(o.value) for o in form.outputs)
+    values = [value for o in form.outputs for value in (o.value, *(g.value for g in o.gates))]
+    used = [e for value in values for e in walk(value) if isinstance(e, Ref) and e.name == read.name]
+    return len(used) == 1 and any(read.name in _terms(o.value) for o in form.outputs)
 
 
 def _terms(total: Expr) -> tuple[str, ...]:
@@ -176,7 +177,7 @@ def _terms(total: Expr) -> tuple[str, ...]:
 
 
 def _own(parts: Parts, interaction: Interaction) -> list[tuple[Expr, Expr]]:
-    """What a token reads of itself, where shared scores leave that out, as two factors."""
+    """What a token reads of itself, where shared scores leave that out: its weight [L], and the row."""
     builder = parts.builder
     score = builder.form.score(interaction.score)
     own = parts.own.get(product_key(score))
@@ -184,7 +185,7 @@ def _own(parts: Parts, interaction: Interaction) -> list[tuple[Expr, Expr]]:
         return []
     weight = weight_tile(builder, parts.constant, parts.combine, builder.form.weight(score.weight))
     if interaction.row is None:
-        return [(own, weight)]
+        return [(mul(own, weight), ONE)]
     assert parts.row is not None
     return [(mul(own, weight), widen(builder.row(parts.combine, interaction.row, parts.row)))]
 
@@ -239,14 +240,15 @@ def output(parts: Parts, declared: Output) -> None:
     tile_axes = builder.tile_axes((time,) if row is None else (time, row))
     tile = Ref(builder.names.of("output", f"{declared.name}_tile"), _oriented(parts, tile_axes))
     value, line = widen(builder.tile(parts.outputs, form.value)), declared.value.span.line
-    whole = value
-    for name in _terms(form.value):
-        if name in parts.apart:
-            whole = plus_term(whole, *parts.apart[name])
-    if whole == value:
-        parts.outputs.append(Let(tile, value, line))
+    whole, shared = value, list[Statement]()
+    for weight, of in (parts.apart[name] for name in _terms(form.value) if name in parts.apart):
+        own = builder.name_value(shared, "own", weight, "weight of what a token reads of itself")
+        whole = plus_term(whole, own, of)
+    if shared:
+        shared.append(Let(tile, whole, line))
+        parts.outputs.append(When(builder.flag(SHARED, "shared"), tuple(shared), (Let(tile, value),)))
     else:
-        parts.outputs.append(When(builder.flag(SHARED, "shared"), (Let(tile, whole, line),), (Let(tile, value),)))
+        parts.outputs.append(Let(tile, value, line))
     builder.known[declared.name] = tile
     for gate in form.gates:
         parts.outputs.append(_gate(builder, gate, tile))

@@ -143,7 +143,7 @@ def group_kernel(form: ChunkForm, config: Config, score: Score) -> GroupKernel:
 
 
 def group_workspaces(form: ChunkForm, score: Score) -> tuple[Workspace, ...]:
-    """The buffers of the product of `score`, padded to whole chunks; of UNSHARED rows where heads are not to share."""
+    """The buffers of the product of `score`, padded to whole chunks; of UNSHARED tokens where heads are not to share."""
     parameter = scores_parameter(form, score)
     group = parameter.axes[1]
     lanes, tokens = ("cut.lanes", f"size_{group}"), f"cut.slots * config.chunk if shared else {UNSHARED}"

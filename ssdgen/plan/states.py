@@ -100,7 +100,7 @@ def advance(
     for key, weight, row, column in operands:
         carry = builder.known.get(key, mul(weight, decayed(sums.end, sums.through)))
         if builder.natural(carry) and key not in builder.known:
-            note = "what is left of a token's input at the end of the chunk"
+            note = "what is left of a token's input at the end"
             carry = builder.known[key] = builder.name_value(step, "carry", carry, note)
         step.append(add_input(builder, carried, total, carry, row, column))
         total = carried

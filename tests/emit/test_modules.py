@@ -12,6 +12,7 @@ from ssdgen.derive import chunk_form, recurrence
 from ssdgen.diagnostics import Source
 from ssdgen.emit import emit
 from ssdgen.emit.package import package
+from ssdgen.ir.report import Check
 from ssdgen.plan import Unsupported, plan
 from ssdgen.plan.settings import configure
 from ssdgen.resources import resource_dir
@@ -22,7 +23,7 @@ from ssdgen.run.verify import run_trial, stepped
 from ssdgen.spec import load_source, read_layer
 
 WITH_KERNELS = ("mamba2", "state_space_duality", "retnet", "linear_attention", "simple_gla", "mlstm")
-MODULE_LINES, KERNEL_LINES = 760, 111
+MODULE_LINES, KERNEL_LINES = 760, 108
 """A module holds one text of each kernel, in which optional inputs, packed sequences, shared products, initial states and
 states between are flags: longer than one without options, and far shorter than the 2^5 copies it stands for. About 170 lines
 of it are the steps: their kernel, two functions, the launch, the portable form; twelve are the operator of `forward`."""
@@ -188,18 +189,31 @@ output  y[b t h p] : like v
 """
 
 
-@pytest.mark.parametrize("share", [0, 1])
-def test_a_shared_product_may_be_read_in_two_ways(share: int) -> None:
-    """By tokens that see themselves and by others that do not: shared scores hold what the first see."""
+def checks_of_shared_scores(value: str, share: int) -> list[Check]:
+    """The checks of an output of DERIVED whose heads share `k`, from `share` heads a group on."""
     text = DERIVED.format(name="w").replace("axes    b t h p n\n", "axes    b t h m p n\ngroups  m shares h\n")
-    form = chunk_form(recurrence(read_layer(Source("derived.ssd", text.replace("k[b t h n]", "k[b t m n]")))))
-    module = emit(plan(form))
+    text = text.replace("k[b t h n]", "k[b t m n]").replace("S[t] . k + S[t-1] . k", value)
+    module = emit(plan(chunk_form(recurrence(read_layer(Source("derived.ssd", text))))))
     assert "shared_scores" in module.text
     sizes = {"b": 1, "t": 140, "h": 4, "m": 2, "p": 33, "n": 40}
     exact: dict[str, int | str] = {k.name: "tf32x3" for k in module.plan.knobs if k.kind == "precision"}
     trial = Trial("derived", Case(sizes), {**exact, "share_scores_from": share})
-    checks = run_trial("emulation", module.plan, load(module.name, package([module])), trial)
+    return run_trial("emulation", module.plan, load(module.name, package([module])), trial)
+
+
+@pytest.mark.parametrize("share", [0, 1])
+def test_a_shared_product_may_be_read_in_two_ways(share: int) -> None:
+    """By tokens that see themselves and by others that do not: shared scores hold what the first see."""
+    checks = checks_of_shared_scores("S[t] . k + S[t-1] . k", share)
     assert not [str(c) for c in checks if not c.passed]
+
+
+@pytest.mark.parametrize(
+    "value", ["S[t] . k", "S[t] . k + w * v", "v - S[t] . k", "tanh(S[t] . k)", "S[t] . k + (S[t] . k)^2"]
+)
+def test_what_a_token_reads_of_itself(value: str) -> None:
+    """Apart from shared scores it is in every output: with a term that it joins, of another form, or that reads twice."""
+    assert not [str(c) for c in checks_of_shared_scores(value, 1) if not c.passed]
 
 
 @pytest.mark.parametrize("plan_name", ["three_kernel", "segmented"])

@@ -31,12 +31,9 @@ def load(
     `order`: the array's dimensions, permuted. `uniform`: whether the array is the same all along a dimension; there one element
     is read, and a thread keeps a number in place of a row.
     """
-    if ct.static_eval(True in uniform):
-        read = ct.static_eval(tuple(1 if same else n for n, same in zip(shape, uniform, strict=True)))
-        tile = ct.broadcast_to(ct.load(array, index, read, order=order, padding_mode=ZERO, latency=latency), shape)
-    else:
-        tile = ct.load(array, index, shape, order=order, padding_mode=ZERO, latency=latency)
-    return ct.reshape(tile, ct.static_eval(tuple(n for n in shape if n != 1)))
+    read = ct.static_eval(tuple(1 if n < len(uniform) and uniform[n] else length for n, length in enumerate(shape)))
+    tile = ct.load(array, index, read, order=order, padding_mode=ZERO, latency=latency)
+    return ct.reshape(ct.broadcast_to(tile, shape), ct.static_eval(tuple(n for n in shape if n != 1)))
 
 
 @ct.function
