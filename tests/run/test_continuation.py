@@ -43,7 +43,7 @@ ALTERED: dict[str, tuple[Gate, str, str, str]] = {
     "another tile of rows": ("emulation", "mlstm.py", "head, p_tile, 0),\n", "head + 0 * p_tile, 0, 0),\n"),
     "another row's sequence": ("emulation", "mlstm.py", "first = start // every", "first = 0"),
     "a vector from the blocks of every row": ("emulation", "mlstm.py", " " * 16 + "if p_tile == 0:", " " * 16 + "if True:"),
-    "a state of a part of the chunk": ("emulation", "mamba2.py", "(decay_end - decay_sum_tile))\n", "(decay_end))\n"),
+    "a state of a part of the chunk": ("emulation", "mamba2.py", "(decay_end - decay_sum_tile))  #", "(decay_end))  #"),
     "no initial state": ("emulation", "mamba2.py", "S0 is not None", "False"),
     "memory that no sequence has": ("emulation", "_blocks.py", "torch.zeros if packed", "torch.empty if packed"),
     "no initial state in torch": ("portable", "mamba2.py", "S = S.to(dtype, copy=True)", "S = 0 * S.to(dtype)"),

@@ -160,7 +160,7 @@ MUTATIONS = {
     "heads in the wrong group": (r"head // \(heads // (\w+)\.shape\[2\]\)", r"head % \1.shape[2]"),
     "a token past the end decays": (r"valid = token < length", "valid = token <= length"),
     "strong decays are cut off": (r"-128\.0", "-0.1"),
-    "a token does not read itself": (r"\(scores_own \* step_tile\)", "(0.0 * step_tile)"),
+    "a token does not read itself": (r"own = scores_own \* step_tile", "own = 0.0 * step_tile"),
     "scores without their scale": (r"scores \* scores_scale\[:, None\]", "scores"),
     "no skip connection": (r"D_tile = load\(D,", "D_tile = 0.0 * load(D,"),
     "another gate": (r"silu\(", "("),
