@@ -16,7 +16,7 @@ verify: $(READY)
 
 test: lint
 	$(BIN)/ssdgen generate --check
-	$(BIN)/python -m pytest -q -n $(JOBS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -6,8 +6,10 @@ import itertools
 import math
 import re
 import textwrap
+from types import CodeType
 
 import jinja2
+from jinja2.bccache import Bucket
 
 from ssdgen.emit.host import DTYPES, Host, number
 from ssdgen.emit.layout import WIDTH, broken, filled
@@ -88,12 +90,37 @@ def tidy(kernel: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", kernel).strip()
 
 
+class _Compiled(jinja2.BytecodeCache):
+    """Templates compiled in this process. They are the same for every plan, whose filters they look up when they print."""
+
+    def __init__(self) -> None:
+        self._codes: dict[tuple[str, str], CodeType] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Fill `bucket` if its text has been compiled."""
+        bucket.code = self._codes.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keep what `bucket` holds."""
+        if bucket.code is not None:
+            self._codes[bucket.key, bucket.checksum] = bucket.code
+
+
+_COMPILED = _Compiled()
+
+
 def environment(plan: Plan) -> jinja2.Environment:
     """The templates, and the filters that print what a plan holds."""
     layer = plan.form.recurrence.layer
     loader = jinja2.FileSystemLoader(resource_dir("templates"))
     env = jinja2.Environment(
-        loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
+        loader=loader,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+        bytecode_cache=_COMPILED,
+        optimized=False,  # it would compute filters of constants when it compiles, once for all plans
     )
     cutile = CutileStatements(layer)
     torch = TorchStatements(layer, einsum_letters(layer))

@@ -78,7 +78,7 @@ def kernel_trials(plan: Plan, given: Mapping[str, int] | None = None) -> Iterato
         yield replace(trial, config=exact)
     for trial in memories(accurate):
         yield replace(trial, config=exact)
-    channels = _channels(layer)
+    channels = channels_of(layer)
     yield Trial("every channel axis 1", resized(accurate, dict.fromkeys(channels, 1)), exact)
     yield Trial("several tiles", resized(accurate, several_tiles(layer)), exact)
     odd = {layer.head: 3} | {g.axis: 1 for g in layer.groups}
@@ -89,10 +89,11 @@ def kernel_trials(plan: Plan, given: Mapping[str, int] | None = None) -> Iterato
 
 def several_tiles(layer: Layer) -> dict[str, int]:
     """One sequence, whose channel axes are longer than a tile, and no multiple of one."""
-    return {layer.batch: 1} | {a: 136 - 64 * i for i, a in enumerate(_channels(layer)[:2])}
+    return {layer.batch: 1} | {a: 136 - 64 * i for i, a in enumerate(channels_of(layer)[:2])}
 
 
-def _channels(layer: Layer) -> list[str]:
+def channels_of(layer: Layer) -> list[str]:
+    """The axes of channels: all but batch, time, heads and groups, in the order they are declared in."""
     outer = {layer.batch, layer.time, layer.head, *(g.axis for g in layer.groups)}
     return [a.name for a in layer.axes if a.name not in outer]
 

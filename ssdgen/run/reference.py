@@ -192,7 +192,7 @@ class _Loop:
         self.present = {name for name, value in tensors.items() if value is not None}
         self.state_names = {s.name for s in layer.states}
         self.token = 0
-        self.hoisted: dict[int, Array | None] = {}
+        self.hoisted: dict[int, tuple[Array, ...] | None] = {}
         self.before: dict[str, Array] = {}
         self.after: dict[str, Array] = {s.name: self._initial(s.name, s.axes, states.get(s.name)) for s in layer.states}
         self.output: dict[str, Array] = {}
@@ -227,10 +227,10 @@ class _Loop:
     def value(self, expr: Expr) -> Array:
         """The value of `expr` at the current token."""
         if id(expr) not in self.hoisted:
-            self.hoisted[id(expr)] = self.evaluator.value(expr) if self._is_hoistable(expr) else None
+            self.hoisted[id(expr)] = self._tokens(self.evaluator.value(expr)) if self._is_hoistable(expr) else None
         hoisted = self.hoisted[id(expr)]
         if hoisted is not None:
-            return self._at_token(hoisted)
+            return hoisted[self.token]
         if not isinstance(expr, Ref):
             return self.evaluator.apply(expr, self.value)
         if expr.name in self.state_names:
@@ -245,11 +245,13 @@ class _Loop:
         channels = set(axes_of(expr)) - {self.layer.batch, self.layer.head}
         return len(channels) <= 1 or not children(expr)
 
-    def _at_token(self, array: Array) -> Array:
+    def _tokens(self, array: Array) -> tuple[Array, ...]:
+        """`array` at each token. Cut once for all: backward, every cut by itself would be as large as the whole."""
         time = self.layer.time
         if time not in array.axes:
-            return array
-        return Array(array.data.select(array.axes.index(time), self.token), tuple(a for a in array.axes if a != time))
+            return (array,) * self.evaluator.sizes[time]
+        axes = tuple(a for a in array.axes if a != time)
+        return tuple(Array(x, axes) for x in array.data.unbind(array.axes.index(time)))
 
     def _whole(self, array: Array, axes: Axes) -> Array:
         """`array` with exactly `axes`, repeated over those it does not vary over."""

@@ -20,15 +20,16 @@ Command = Callable[..., Result]
 
 
 @pytest.fixture
-def ssdgen(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Command:
-    """The command, run in this process, in an empty folder and with an empty cache: exit code and what it printed."""
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of a command: empty."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def ssdgen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> Command:
+    """The command, run in this process, in an empty folder: exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SSDGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("SSDGEN_CACHE_DIR", str(cache))
 
     def call(*arguments: str) -> Result:
         capsys.readouterr()

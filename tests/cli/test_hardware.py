@@ -13,6 +13,7 @@ import torch
 
 from ssdgen import pipeline
 from ssdgen.build import compile as compiling
+from ssdgen.build.store import cache_folder
 from ssdgen.ir.build import Build, CompileFailure, CompileRequest
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Check, Report
@@ -21,6 +22,12 @@ from tests.cli.conftest import Command
 
 GRADIENTS = ("segment_states", "entry_states", "segment_gradients", "state_gradients", "chunk_gradients")
 """The kernels of the gradients of a spec whose decay depends on no input."""
+
+
+@pytest.fixture
+def cache() -> Path:
+    """That of all tests, as most of the time here is compiling, and some compile the same."""
+    return cache_folder()
 
 
 @pytest.mark.slow

@@ -1,3 +1,3 @@
-from tests.cli.conftest import ssdgen
+from tests.cli.conftest import cache, ssdgen
 
-__all__ = ["ssdgen"]
+__all__ = ["cache", "ssdgen"]
