@@ -117,6 +117,6 @@ def test_new_recurrence(name: str) -> None:
     report = every_gate(prove(form), plan, module, ("proof", "portable", "emulation"))
     assert report.passed, str(report)
     assert not any(c.skipped for c in report.checks if "packed sequences" not in c.note)
-    built = build(compile_requests(plan, module, [ARCHITECTURE], ["bf16"], packed=True, states=True))
+    built = build(compile_requests(plan, module, [ARCHITECTURE], ["bf16"]))
     assert len(built.results) >= 6
     assert not built.failures, built.failures
