@@ -34,10 +34,10 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _blocks, _cut, _operator, _packed, _step, _tuned
+from . import _blocks, _cut, _operator, _packed, _reach, _step, _tuned
 from . import _runtime as _rt
 from ._direct import load_direct, slot_at, store_direct
-from ._tiles import await_previous, chunk_at, clamp, dot, exp2, f16_scale, load, rows, segment_at, silu, softplus, store
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, f16_scale, load, rows, segment_at, segment_since, silu, softplus, store
 
 LOG2E = math.log2(math.e)
 
@@ -162,7 +162,7 @@ def chunk_cumsum(
 @ct.kernel
 def segment_states(
     x: ct.Array, B: ct.Array,
-    step: ct.Array, decay_sum: ct.Array, S_part: ct.Array, S_left: ct.Array,
+    step: ct.Array, decay_sum: ct.Array, S_part: ct.Array, S_left: ct.Array, decay_oldest: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     LATENCY_X: ct.Constant[int], LATENCY_B: ct.Constant[int], STATE: ct.Constant[int], LATENCY_S: ct.Constant[int],
@@ -185,10 +185,12 @@ def segment_states(
     n_tiles = ct.cdiv(S_part.shape[3], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     group_g = head // (heads // B.shape[2])
+    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
+    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
 
     S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     S_left_tile = ct.zeros((), dtype=ct.float32)
-    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+    for chunk in range(begin, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         x_tile = load(  # [L, P]
             x, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_X
         ).astype(ct.float32)
@@ -247,8 +249,8 @@ def group_scores(
 def walk_out(
     x: ct.Array, B: ct.Array, C: ct.Array, D: ct.Array, z: ct.Array,
     S0: ct.Array,
-    S_left: ct.Array, S_part: ct.Array, shared_scores: ct.Array, shared_scores_token: ct.Array, decay_sum: ct.Array,
-    step: ct.Array,
+    decay_oldest: ct.Array, S_left: ct.Array, S_part: ct.Array, shared_scores: ct.Array, shared_scores_token: ct.Array,
+    decay_sum: ct.Array, step: ct.Array,
     segment_table: ct.Array,
     y: ct.Array,
     S_final: ct.Array,
@@ -281,6 +283,7 @@ def walk_out(
     p_tile = ct.bid(2)
     group_g = head // (heads // C.shape[2])
     token = ct.arange(CHUNK, dtype=ct.int32)
+    since = segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
 
     causal = token[:, None] >= token[None, :]  # [L, L]
     D_tile = load(D, (head, p_tile), (1, TILE_P), uniform=(False, D_UNIFORM_P)).astype(ct.float32)  # [P]
@@ -288,7 +291,7 @@ def walk_out(
         S_tile = load(S0, (sequence, head, 0, p_tile), (1, 1, TILE_N, TILE_P), order=(0, 1, 3, 2))  # [N, P]
     else:
         S_tile = ct.zeros((TILE_N, TILE_P), dtype=ct.float32)  # [N, P]
-    for before in range(segment):
+    for before in range(since, segment):
         S_left_tile = load(S_left, (origin + before, lane, head), (1, 1, 1))
         S_part_tile = load(  # [N, P]
             S_part, (lane, head, origin + before, 0, p_tile), (1, 1, 1, TILE_N, TILE_P), latency=LATENCY_S
@@ -544,6 +547,8 @@ def _segmented(
             sequences is not None,
         ),
     )
+    # decay_oldest[segment b h]: the oldest chunk of which anything is left at the end of each segment
+    decay_oldest = _reach.oldest_chunks(stream, decay_sum, cut, config.chunk, sequences is not None)
     _rt.launch(
         stream,
         _rt.hinted(segment_states, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
@@ -553,9 +558,9 @@ def _segmented(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            x, B, step, decay_sum, S_part, S_left, cut.segment_table, cut.per_segment, config.state_latency_x,
-            config.state_latency_B, _rt.PRECISION[config.state], config.state_latency_S, config.chunk,
-            config.state_tile_p, config.state_tile_n, sequences is not None,
+            x, B, step, decay_sum, S_part, S_left, decay_oldest, cut.segment_table, cut.per_segment,
+            config.state_latency_x, config.state_latency_B, _rt.PRECISION[config.state], config.state_latency_S,
+            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
         early=True,
     )
@@ -575,12 +580,13 @@ def _segmented(
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
-            x, B, C, D, _rt.indexable(_rt.given(z, x)), _rt.given(S0, S_final), S_left, S_part, shared_scores,
-            shared_scores_token, decay_sum, step, cut.segment_table, y, S_final, _rt.given(S_states, S_final),
-            states_every, cut.per_segment, config.latency_S, config.latency_C, config.latency_B,
-            _rt.PRECISION[config.scores], config.latency_scores, _rt.PRECISION[config.carried], config.latency_x,
-            _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p,
-            D.stride(1) == 0, sequences is not None, S0 is not None, shared, z is not None, S_states is not None,
+            x, B, C, D, _rt.indexable(_rt.given(z, x)), _rt.given(S0, S_final), decay_oldest, S_left, S_part,
+            shared_scores, shared_scores_token, decay_sum, step, cut.segment_table, y, S_final,
+            _rt.given(S_states, S_final), states_every, cut.per_segment, config.latency_S, config.latency_C,
+            config.latency_B, _rt.PRECISION[config.scores], config.latency_scores, _rt.PRECISION[config.carried],
+            config.latency_x, _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk,
+            _rt.covering(size_n), config.tile_p, D.stride(1) == 0, sequences is not None, S0 is not None, shared,
+            z is not None, S_states is not None,
         ),
         early=True,
     )

@@ -40,10 +40,10 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _blocks, _cut, _operator, _packed, _step, _tuned
+from . import _blocks, _cut, _operator, _packed, _reach, _step, _tuned
 from . import _runtime as _rt
 from ._direct import load_direct, slot_at, store_direct
-from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, log_sigmoid, segment_at, sigmoid, store
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, log_sigmoid, segment_at, segment_since, sigmoid, store
 
 LOG2E = math.log2(math.e)
 
@@ -153,7 +153,7 @@ def chunk_cumsum(
 @ct.kernel
 def segment_states_C(
     k: ct.Array, v: ct.Array,
-    write: ct.Array, decay_sum: ct.Array, C_part: ct.Array, C_left: ct.Array,
+    write: ct.Array, decay_sum: ct.Array, C_part: ct.Array, C_left: ct.Array, decay_oldest: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
@@ -174,10 +174,12 @@ def segment_states_C(
     length = v.shape[1]
     n_tiles = ct.cdiv(C_part.shape[3], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
+    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
+    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
 
     C_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     C_left_tile = ct.zeros((), dtype=ct.float32)
-    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+    for chunk in range(begin, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P)).astype(ct.float32)  # [L, P]
         k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N))  # [L, N]
         write_tile = load(write, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
@@ -196,7 +198,7 @@ def segment_states_C(
 @ct.kernel
 def segment_states_N(
     k: ct.Array,
-    write: ct.Array, decay_sum: ct.Array, N_part: ct.Array, N_left: ct.Array,
+    write: ct.Array, decay_sum: ct.Array, N_part: ct.Array, N_left: ct.Array, decay_oldest: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
@@ -216,10 +218,12 @@ def segment_states_N(
         k = k.slice(1, start, stop)
     length = k.shape[1]
     n_tile = ct.bid(2)
+    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
+    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
 
     N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
     N_left_tile = ct.zeros((), dtype=ct.float32)
-    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+    for chunk in range(begin, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N)).astype(ct.float32)  # [L, N]
         write_tile = load(write, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
@@ -238,7 +242,8 @@ def segment_states_N(
 def walk_out(
     q: ct.Array, k: ct.Array, v: ct.Array,
     C0: ct.Array, N0: ct.Array,
-    C_left: ct.Array, C_part: ct.Array, N_left: ct.Array, N_part: ct.Array, decay_sum: ct.Array, write: ct.Array,
+    decay_oldest: ct.Array, C_left: ct.Array, C_part: ct.Array, N_left: ct.Array, N_part: ct.Array, decay_sum: ct.Array,
+    write: ct.Array,
     segment_table: ct.Array,
     y: ct.Array,
     C_final: ct.Array, N_final: ct.Array,
@@ -267,6 +272,7 @@ def walk_out(
     length = q.shape[1]
     p_tile = ct.bid(2)
     token = ct.arange(CHUNK, dtype=ct.int32)
+    since = segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_C0 or WITH_N0)
 
     causal = token[:, None] >= token[None, :]  # [L, L]
     if WITH_C0:
@@ -277,7 +283,7 @@ def walk_out(
         N_tile = load(N0, (sequence, head, 0), (1, 1, TILE_N))  # [N]
     else:
         N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
-    for before in range(segment):
+    for before in range(since, segment):
         C_left_tile = load(C_left, (origin + before, lane, head), (1, 1, 1))
         C_part_tile = load(C_part, (lane, head, origin + before, 0, p_tile), (1, 1, 1, TILE_N, TILE_P))  # [N, P]
         C_tile = exp2(C_left_tile) * C_tile + C_part_tile  # [N, P]
@@ -534,6 +540,8 @@ def _segmented(
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (i, f, write, decay_sum, cut.chunk_table, float(size_n), config.chunk, config.tile_h, sequences is not None),
     )
+    # decay_oldest[segment b h]: the oldest chunk of which anything is left at the end of each segment
+    decay_oldest = _reach.oldest_chunks(stream, decay_sum, cut, config.chunk, sequences is not None)
     _rt.launch(
         stream,
         _rt.hinted(segment_states_C, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
@@ -543,8 +551,8 @@ def _segmented(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            k, v, write, decay_sum, C_part, C_left, cut.segment_table, cut.per_segment, _rt.PRECISION[config.state],
-            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            k, v, write, decay_sum, C_part, C_left, decay_oldest, cut.segment_table, cut.per_segment,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
         early=True,
     )
@@ -553,8 +561,8 @@ def _segmented(
         _rt.hinted(segment_states_N, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
         (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            k, write, decay_sum, N_part, N_left, cut.segment_table, cut.per_segment, config.chunk, config.state_tile_n,
-            sequences is not None,
+            k, write, decay_sum, N_part, N_left, decay_oldest, cut.segment_table, cut.per_segment, config.chunk,
+            config.state_tile_n, sequences is not None,
         ),
         early=True,
     )
@@ -563,9 +571,9 @@ def _segmented(
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
-            q, k, v, _rt.given(C0, C_final), _rt.given(N0, N_final), C_left, C_part, N_left, N_part, decay_sum, write,
-            cut.segment_table, y, C_final, N_final, _rt.given(C_states, C_final), _rt.given(N_states, N_final),
-            states_every, cut.per_segment, config.latency_k, _rt.PRECISION[config.scores],
+            q, k, v, _rt.given(C0, C_final), _rt.given(N0, N_final), decay_oldest, C_left, C_part, N_left, N_part,
+            decay_sum, write, cut.segment_table, y, C_final, N_final, _rt.given(C_states, C_final),
+            _rt.given(N_states, N_final), states_every, cut.per_segment, config.latency_k, _rt.PRECISION[config.scores],
             _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra], _rt.PRECISION[config.state],
             config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None, C0 is not None, N0 is not None,
             C_states is not None,

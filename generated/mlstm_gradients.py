@@ -45,7 +45,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _gradients, _packed
+from . import _cut, _gradients, _packed, _reach
 from . import _runtime as _rt
 from ._tiles import (
     above,
@@ -57,6 +57,8 @@ from ._tiles import (
     load,
     log_sigmoid,
     segment_at,
+    segment_since,
+    segment_until,
     sigmoid,
     sign,
     store,
@@ -119,7 +121,7 @@ CONFIGS = {
 @ct.kernel
 def segment_states_C(
     k: ct.Array, v: ct.Array,
-    write: ct.Array, decay_sum: ct.Array, C_part: ct.Array, C_left: ct.Array,
+    write: ct.Array, decay_sum: ct.Array, C_part: ct.Array, C_left: ct.Array, decay_oldest: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int], LATENCY_C: ct.Constant[int],
@@ -141,10 +143,12 @@ def segment_states_C(
     length = v.shape[1]
     n_tiles = ct.cdiv(C_part.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
+    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
+    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
 
     C_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     C_left_tile = ct.zeros((), dtype=ct.float32)
-    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+    for chunk in range(begin, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         v_tile = load(  # [L, P]
             v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V
         ).astype(ct.float32)
@@ -166,7 +170,7 @@ def segment_states_C(
 def entry_states_C(
     k: ct.Array, v: ct.Array,
     C0: ct.Array,
-    C_left: ct.Array, C_part: ct.Array, write: ct.Array, decay_sum: ct.Array, C_entry: ct.Array,
+    decay_oldest: ct.Array, C_left: ct.Array, C_part: ct.Array, write: ct.Array, decay_sum: ct.Array, C_entry: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     LATENCY_C: ct.Constant[int], LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int],
@@ -189,12 +193,13 @@ def entry_states_C(
     length = v.shape[1]
     n_tiles = ct.cdiv(C_entry.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
+    since = segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_C0)
 
     if WITH_C0:
         C_tile = load(C0, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
     else:
         C_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
-    for before in range(segment):
+    for before in range(since, segment):
         C_left_tile = load(C_left, (origin + before, lane, head), (1, 1, 1))
         C_part_tile = load(  # [P, N]
             C_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_C
@@ -218,7 +223,7 @@ def entry_states_C(
 @ct.kernel
 def segment_states_N(
     k: ct.Array,
-    write: ct.Array, decay_sum: ct.Array, N_part: ct.Array, N_left: ct.Array,
+    write: ct.Array, decay_sum: ct.Array, N_part: ct.Array, N_left: ct.Array, decay_oldest: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     LATENCY_K: ct.Constant[int], LATENCY_N: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
@@ -238,10 +243,12 @@ def segment_states_N(
         k = k.slice(1, start, stop)
     length = k.shape[1]
     n_tile = ct.bid(2)
+    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
+    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
 
     N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
     N_left_tile = ct.zeros((), dtype=ct.float32)
-    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+    for chunk in range(begin, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         k_tile = load(  # [L, N]
             k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K
         ).astype(ct.float32)
@@ -262,7 +269,7 @@ def segment_states_N(
 def entry_states_N(
     k: ct.Array,
     N0: ct.Array,
-    N_left: ct.Array, N_part: ct.Array, write: ct.Array, decay_sum: ct.Array, N_entry: ct.Array,
+    decay_oldest: ct.Array, N_left: ct.Array, N_part: ct.Array, write: ct.Array, decay_sum: ct.Array, N_entry: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     LATENCY_N: ct.Constant[int], LATENCY_K: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
@@ -283,12 +290,13 @@ def entry_states_N(
         k = k.slice(1, start, stop)
     length = k.shape[1]
     n_tile = ct.bid(2)
+    since = segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_N0)
 
     if WITH_N0:
         N_tile = load(N0, (sequence, head, n_tile), (1, 1, TILE_N))  # [N]
     else:
         N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
-    for before in range(segment):
+    for before in range(since, segment):
         N_left_tile = load(N_left, (origin + before, lane, head), (1, 1, 1))
         N_part_tile = load(N_part, (lane, head, origin + before, n_tile), (1, 1, 1, TILE_N), latency=LATENCY_N)  # [N]
         N_tile = exp2(N_left_tile) * N_tile + N_part_tile  # [N]
@@ -385,7 +393,7 @@ def read_gradients(
 @ct.kernel
 def segment_gradients_C(
     q: ct.Array,
-    d_read_C: ct.Array, decay_sum: ct.Array, d_C_part: ct.Array, d_C_left: ct.Array,
+    decay_newest: ct.Array, d_read_C: ct.Array, decay_sum: ct.Array, d_C_part: ct.Array, d_C_left: ct.Array,
     segment_table: ct.Array,
     d_C_states: ct.Array,
     every: int, per_segment: int,
@@ -414,6 +422,8 @@ def segment_gradients_C(
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
+    newest = load(decay_newest, (origin + segment, lane, head), (1, 1, 1))
+    chunks = ct.minimum(chunks, newest + 1 - begin)  # no newer one is reached
 
     d_C_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     d_C_left_tile = ct.zeros((), dtype=ct.float32)
@@ -446,7 +456,8 @@ def segment_gradients_C(
 def state_gradients_C(
     q: ct.Array,
     d_C_final: ct.Array,
-    d_C_left: ct.Array, d_C_part: ct.Array, d_read_C: ct.Array, decay_sum: ct.Array, d_C_end: ct.Array,
+    decay_newest: ct.Array, d_C_left: ct.Array, d_C_part: ct.Array, d_read_C: ct.Array, decay_sum: ct.Array,
+    d_C_end: ct.Array,
     segment_table: ct.Array,
     d_C0: ct.Array,
     d_C_states: ct.Array,
@@ -475,14 +486,15 @@ def state_gradients_C(
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
+    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
+    until = segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_C)
 
     if WITH_D_C:
         d_C_tile = load(d_C_final, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
     else:
         d_C_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
-    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
-    for turn in range(segments - 1 - segment):
-        before = segments - 1 - turn
+    for turn in range(until - 1 - segment):
+        before = until - 1 - turn
         d_C_left_tile = load(d_C_left, (origin + before, lane, head), (1, 1, 1))
         d_C_part_tile = load(  # [P, N]
             d_C_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_C
@@ -515,7 +527,7 @@ def state_gradients_C(
 @ct.kernel
 def segment_gradients_N(
     q: ct.Array,
-    d_read_N: ct.Array, decay_sum: ct.Array, d_N_part: ct.Array, d_N_left: ct.Array,
+    decay_newest: ct.Array, d_read_N: ct.Array, decay_sum: ct.Array, d_N_part: ct.Array, d_N_left: ct.Array,
     segment_table: ct.Array,
     d_N_states: ct.Array,
     every: int, per_segment: int,
@@ -542,6 +554,8 @@ def segment_gradients_N(
     n_tile = ct.bid(2)
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
+    newest = load(decay_newest, (origin + segment, lane, head), (1, 1, 1))
+    chunks = ct.minimum(chunks, newest + 1 - begin)  # no newer one is reached
 
     d_N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
     d_N_left_tile = ct.zeros((), dtype=ct.float32)
@@ -572,7 +586,8 @@ def segment_gradients_N(
 def state_gradients_N(
     q: ct.Array,
     d_N_final: ct.Array,
-    d_N_left: ct.Array, d_N_part: ct.Array, d_read_N: ct.Array, decay_sum: ct.Array, d_N_end: ct.Array,
+    decay_newest: ct.Array, d_N_left: ct.Array, d_N_part: ct.Array, d_read_N: ct.Array, decay_sum: ct.Array,
+    d_N_end: ct.Array,
     segment_table: ct.Array,
     d_N0: ct.Array,
     d_N_states: ct.Array,
@@ -599,14 +614,15 @@ def state_gradients_N(
     n_tile = ct.bid(2)
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
+    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
+    until = segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_N)
 
     if WITH_D_N:
         d_N_tile = load(d_N_final, (sequence, head, n_tile), (1, 1, TILE_N))  # [N]
     else:
         d_N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
-    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
-    for turn in range(segments - 1 - segment):
-        before = segments - 1 - turn
+    for turn in range(until - 1 - segment):
+        before = until - 1 - turn
         d_N_left_tile = load(d_N_left, (origin + before, lane, head), (1, 1, 1))
         d_N_part_tile = load(  # [N]
             d_N_part, (lane, head, origin + before, n_tile), (1, 1, 1, TILE_N), latency=LATENCY_N
@@ -870,6 +886,9 @@ def launch(
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (i, f, write, decay_sum, cut.chunk_table, float(size_n), config.chunk, config.tile_h, sequences is not None),
     )
+    # decay_oldest[segment b h]: the oldest chunk of which anything is left at the end of each segment
+    # decay_newest[segment b h]: the newest chunk at which anything is left of what each segment begins with
+    decay_oldest, decay_newest = _reach.reaches(stream, decay_sum, cut, config.chunk, sequences is not None)
     _rt.launch(
         stream,
         _rt.hinted(segment_states_C, config.occupancy_entry_states, config.warps_entry_states),
@@ -879,9 +898,9 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            k, v, write, decay_sum, C_part, C_left, cut.segment_table, cut.per_segment, config.state_latency_v,
-            config.state_latency_k, _rt.PRECISION[config.state], config.state_latency_C, config.chunk,
-            config.state_tile_p, config.state_tile_n, sequences is not None,
+            k, v, write, decay_sum, C_part, C_left, decay_oldest, cut.segment_table, cut.per_segment,
+            config.state_latency_v, config.state_latency_k, _rt.PRECISION[config.state], config.state_latency_C,
+            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
         early=True,
     )
@@ -894,9 +913,10 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            k, v, _rt.given(C0, d_C0), C_left, C_part, write, decay_sum, C_entry, cut.segment_table, cut.per_segment,
-            config.state_latency_C, config.state_latency_v, config.state_latency_k, _rt.PRECISION[config.state],
-            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None, C0 is not None,
+            k, v, _rt.given(C0, d_C0), decay_oldest, C_left, C_part, write, decay_sum, C_entry, cut.segment_table,
+            cut.per_segment, config.state_latency_C, config.state_latency_v, config.state_latency_k,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            C0 is not None,
         ),
         early=True,
     )
@@ -905,8 +925,8 @@ def launch(
         _rt.hinted(segment_states_N, config.occupancy_entry_states, config.warps_entry_states),
         (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            k, write, decay_sum, N_part, N_left, cut.segment_table, cut.per_segment, config.state_latency_k,
-            config.state_latency_N, config.chunk, config.state_tile_n, sequences is not None,
+            k, write, decay_sum, N_part, N_left, decay_oldest, cut.segment_table, cut.per_segment,
+            config.state_latency_k, config.state_latency_N, config.chunk, config.state_tile_n, sequences is not None,
         ),
         early=True,
     )
@@ -915,9 +935,9 @@ def launch(
         _rt.hinted(entry_states_N, config.occupancy_entry_states, config.warps_entry_states),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            k, _rt.given(N0, d_N0), N_left, N_part, write, decay_sum, N_entry, cut.segment_table, cut.per_segment,
-            config.state_latency_N, config.state_latency_k, config.chunk, config.state_tile_n, sequences is not None,
-            N0 is not None,
+            k, _rt.given(N0, d_N0), decay_oldest, N_left, N_part, write, decay_sum, N_entry, cut.segment_table,
+            cut.per_segment, config.state_latency_N, config.state_latency_k, config.chunk, config.state_tile_n,
+            sequences is not None, N0 is not None,
         ),
         early=True,
     )
@@ -942,9 +962,9 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            q, d_read_C, decay_sum, d_C_part, d_C_left, cut.segment_table, _rt.given(d_C_states, d_C0), states_every,
-            cut.per_segment, config.state_latency_q, _rt.PRECISION[config.state], config.chunk, config.state_tile_p,
-            config.state_tile_n, sequences is not None, d_C_states is not None,
+            q, decay_newest, d_read_C, decay_sum, d_C_part, d_C_left, cut.segment_table, _rt.given(d_C_states, d_C0),
+            states_every, cut.per_segment, config.state_latency_q, _rt.PRECISION[config.state], config.chunk,
+            config.state_tile_p, config.state_tile_n, sequences is not None, d_C_states is not None,
         ),
         early=True,
     )
@@ -957,10 +977,10 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            q, _rt.given(d_C_final, d_C0), d_C_left, d_C_part, d_read_C, decay_sum, d_C_end, cut.segment_table, d_C0,
-            _rt.given(d_C_states, d_C0), states_every, cut.per_segment, config.state_latency_C, config.state_latency_q,
-            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
-            d_C_final is not None, d_C_states is not None,
+            q, _rt.given(d_C_final, d_C0), decay_newest, d_C_left, d_C_part, d_read_C, decay_sum, d_C_end,
+            cut.segment_table, d_C0, _rt.given(d_C_states, d_C0), states_every, cut.per_segment, config.state_latency_C,
+            config.state_latency_q, _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
+            sequences is not None, d_C_final is not None, d_C_states is not None,
         ),
         early=True,
     )
@@ -969,9 +989,9 @@ def launch(
         _rt.hinted(segment_gradients_N, config.occupancy_state_gradients, config.warps_state_gradients),
         (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            q, d_read_N, decay_sum, d_N_part, d_N_left, cut.segment_table, _rt.given(d_N_states, d_N0), states_every,
-            cut.per_segment, config.state_latency_q, config.chunk, config.state_tile_n, sequences is not None,
-            d_N_states is not None,
+            q, decay_newest, d_read_N, decay_sum, d_N_part, d_N_left, cut.segment_table, _rt.given(d_N_states, d_N0),
+            states_every, cut.per_segment, config.state_latency_q, config.chunk, config.state_tile_n,
+            sequences is not None, d_N_states is not None,
         ),
         early=True,
     )
@@ -980,9 +1000,10 @@ def launch(
         _rt.hinted(state_gradients_N, config.occupancy_state_gradients, config.warps_state_gradients),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            q, _rt.given(d_N_final, d_N0), d_N_left, d_N_part, d_read_N, decay_sum, d_N_end, cut.segment_table, d_N0,
-            _rt.given(d_N_states, d_N0), states_every, cut.per_segment, config.state_latency_N, config.state_latency_q,
-            config.chunk, config.state_tile_n, sequences is not None, d_N_final is not None, d_N_states is not None,
+            q, _rt.given(d_N_final, d_N0), decay_newest, d_N_left, d_N_part, d_read_N, decay_sum, d_N_end,
+            cut.segment_table, d_N0, _rt.given(d_N_states, d_N0), states_every, cut.per_segment, config.state_latency_N,
+            config.state_latency_q, config.chunk, config.state_tile_n, sequences is not None, d_N_final is not None,
+            d_N_states is not None,
         ),
         early=True,
     )

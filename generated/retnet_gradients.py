@@ -275,6 +275,7 @@ def state_gradients(
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
     token = ct.arange(CHUNK, dtype=ct.int32)
+    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
 
     if WITH_D_S:
         d_S_tile = load(d_S_final, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
@@ -282,7 +283,6 @@ def state_gradients(
         d_S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     decay_log2 = clamp(log1p(-exp2(-5.0 - ct.astype(head, ct.float32))) * LOG2E, -128.0, 0.0)  # of one token
     decay_sum = (ct.astype(token, ct.float32) + 1.0) * decay_log2  # [L]
-    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
     for turn in range(segments - 1 - segment):
         before = segments - 1 - turn
         d_S_left_tile = load(d_S_left, (origin + before, lane, head), (1, 1, 1))

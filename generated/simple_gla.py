@@ -33,10 +33,10 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _blocks, _cut, _operator, _packed, _step, _tuned
+from . import _blocks, _cut, _operator, _packed, _reach, _step, _tuned
 from . import _runtime as _rt
 from ._direct import load_direct, slot_at, store_direct
-from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, store
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, segment_since, store
 
 LOG2E = math.log2(math.e)
 
@@ -139,7 +139,7 @@ def chunk_cumsum(
 @ct.kernel
 def segment_states(
     k: ct.Array, v: ct.Array,
-    decay_sum: ct.Array, S_part: ct.Array, S_left: ct.Array,
+    decay_sum: ct.Array, S_part: ct.Array, S_left: ct.Array, decay_oldest: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
@@ -160,10 +160,12 @@ def segment_states(
     length = v.shape[1]
     n_tiles = ct.cdiv(S_part.shape[3], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
+    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
+    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
 
     S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     S_left_tile = ct.zeros((), dtype=ct.float32)
-    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+    for chunk in range(begin, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P)).astype(ct.float32)  # [L, P]
         k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N))  # [L, N]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
@@ -180,7 +182,7 @@ def segment_states(
 def walk_out(
     q: ct.Array, k: ct.Array, v: ct.Array,
     S0: ct.Array,
-    S_left: ct.Array, S_part: ct.Array, decay_sum: ct.Array,
+    decay_oldest: ct.Array, S_left: ct.Array, S_part: ct.Array, decay_sum: ct.Array,
     segment_table: ct.Array,
     y: ct.Array,
     S_final: ct.Array,
@@ -209,13 +211,14 @@ def walk_out(
     length = q.shape[1]
     p_tile = ct.bid(2)
     token = ct.arange(CHUNK, dtype=ct.int32)
+    since = segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
 
     causal = token[:, None] >= token[None, :]  # [L, L]
     if WITH_S0:
         S_tile = load(S0, (sequence, head, 0, p_tile), (1, 1, TILE_N, TILE_P), order=(0, 1, 3, 2))  # [N, P]
     else:
         S_tile = ct.zeros((TILE_N, TILE_P), dtype=ct.float32)  # [N, P]
-    for before in range(segment):
+    for before in range(since, segment):
         S_left_tile = load(S_left, (origin + before, lane, head), (1, 1, 1))
         S_part_tile = load(S_part, (lane, head, origin + before, 0, p_tile), (1, 1, 1, TILE_N, TILE_P))  # [N, P]
         S_tile = exp2(S_left_tile) * S_tile + S_part_tile  # [N, P]
@@ -396,6 +399,8 @@ def _segmented(
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (g, decay_sum, cut.chunk_table, config.chunk, config.tile_h, sequences is not None),
     )
+    # decay_oldest[segment b h]: the oldest chunk of which anything is left at the end of each segment
+    decay_oldest = _reach.oldest_chunks(stream, decay_sum, cut, config.chunk, sequences is not None)
     _rt.launch(
         stream,
         _rt.hinted(segment_states, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
@@ -405,8 +410,8 @@ def _segmented(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            k, v, decay_sum, S_part, S_left, cut.segment_table, cut.per_segment, _rt.PRECISION[config.state],
-            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            k, v, decay_sum, S_part, S_left, decay_oldest, cut.segment_table, cut.per_segment,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
         early=True,
     )
@@ -415,7 +420,7 @@ def _segmented(
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
-            q, k, v, _rt.given(S0, S_final), S_left, S_part, decay_sum, cut.segment_table, y, S_final,
+            q, k, v, _rt.given(S0, S_final), decay_oldest, S_left, S_part, decay_sum, cut.segment_table, y, S_final,
             _rt.given(S_states, S_final), float(size_n), states_every, cut.per_segment, config.latency_k,
             _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra],
             _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None,

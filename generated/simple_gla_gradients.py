@@ -35,9 +35,21 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _gradients, _packed
+from . import _cut, _gradients, _packed, _reach
 from . import _runtime as _rt
-from ._tiles import await_previous, chunk_at, dot, exp2, has_chunk, load, segment_at, store, sum_pair
+from ._tiles import (
+    await_previous,
+    chunk_at,
+    dot,
+    exp2,
+    has_chunk,
+    load,
+    segment_at,
+    segment_since,
+    segment_until,
+    store,
+    sum_pair,
+)
 from .simple_gla import LAYER, VARIANT, chunk_cumsum
 
 LOG2E = math.log2(math.e)
@@ -92,7 +104,7 @@ CONFIGS = {
 @ct.kernel
 def segment_states(
     k: ct.Array, v: ct.Array,
-    decay_sum: ct.Array, S_part: ct.Array, S_left: ct.Array,
+    decay_sum: ct.Array, S_part: ct.Array, S_left: ct.Array, decay_oldest: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int], LATENCY_S: ct.Constant[int],
@@ -114,10 +126,12 @@ def segment_states(
     length = v.shape[1]
     n_tiles = ct.cdiv(S_part.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
+    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
+    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
 
     S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     S_left_tile = ct.zeros((), dtype=ct.float32)
-    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+    for chunk in range(begin, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         v_tile = load(  # [L, P]
             v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V
         ).astype(ct.float32)
@@ -136,7 +150,7 @@ def segment_states(
 def entry_states(
     k: ct.Array, v: ct.Array,
     S0: ct.Array,
-    S_left: ct.Array, S_part: ct.Array, decay_sum: ct.Array, S_entry: ct.Array,
+    decay_oldest: ct.Array, S_left: ct.Array, S_part: ct.Array, decay_sum: ct.Array, S_entry: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     LATENCY_S: ct.Constant[int], LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int],
@@ -159,12 +173,13 @@ def entry_states(
     length = v.shape[1]
     n_tiles = ct.cdiv(S_entry.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
+    since = segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
 
     if WITH_S0:
         S_tile = load(S0, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
     else:
         S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
-    for before in range(segment):
+    for before in range(since, segment):
         S_left_tile = load(S_left, (origin + before, lane, head), (1, 1, 1))
         S_part_tile = load(  # [P, N]
             S_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
@@ -186,7 +201,7 @@ def entry_states(
 def segment_gradients(
     q: ct.Array,
     d_y: ct.Array,
-    decay_sum: ct.Array, d_S_part: ct.Array, d_S_left: ct.Array,
+    decay_newest: ct.Array, decay_sum: ct.Array, d_S_part: ct.Array, d_S_left: ct.Array,
     segment_table: ct.Array,
     d_S_states: ct.Array,
     size_n: float, every: int, per_segment: int,
@@ -215,6 +230,8 @@ def segment_gradients(
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
+    newest = load(decay_newest, (origin + segment, lane, head), (1, 1, 1))
+    chunks = ct.minimum(chunks, newest + 1 - begin)  # no newer one is reached
 
     d_S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     d_S_left_tile = ct.zeros((), dtype=ct.float32)
@@ -249,7 +266,7 @@ def state_gradients(
     q: ct.Array,
     d_S_final: ct.Array,
     d_y: ct.Array,
-    d_S_left: ct.Array, d_S_part: ct.Array, decay_sum: ct.Array, d_S_end: ct.Array,
+    decay_newest: ct.Array, d_S_left: ct.Array, d_S_part: ct.Array, decay_sum: ct.Array, d_S_end: ct.Array,
     segment_table: ct.Array,
     d_S0: ct.Array,
     d_S_states: ct.Array,
@@ -278,14 +295,15 @@ def state_gradients(
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
+    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
+    until = segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_S)
 
     if WITH_D_S:
         d_S_tile = load(d_S_final, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
     else:
         d_S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
-    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
-    for turn in range(segments - 1 - segment):
-        before = segments - 1 - turn
+    for turn in range(until - 1 - segment):
+        before = until - 1 - turn
         d_S_left_tile = load(d_S_left, (origin + before, lane, head), (1, 1, 1))
         d_S_part_tile = load(  # [P, N]
             d_S_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
@@ -495,6 +513,9 @@ def launch(
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (g, decay_sum, cut.chunk_table, config.chunk, config.tile_h, sequences is not None),
     )
+    # decay_oldest[segment b h]: the oldest chunk of which anything is left at the end of each segment
+    # decay_newest[segment b h]: the newest chunk at which anything is left of what each segment begins with
+    decay_oldest, decay_newest = _reach.reaches(stream, decay_sum, cut, config.chunk, sequences is not None)
     _rt.launch(
         stream,
         _rt.hinted(segment_states, config.occupancy_entry_states, config.warps_entry_states),
@@ -504,7 +525,7 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            k, v, decay_sum, S_part, S_left, cut.segment_table, cut.per_segment, config.state_latency_v,
+            k, v, decay_sum, S_part, S_left, decay_oldest, cut.segment_table, cut.per_segment, config.state_latency_v,
             config.state_latency_k, _rt.PRECISION[config.state], config.state_latency_S, config.chunk,
             config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
@@ -519,9 +540,10 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            k, v, _rt.given(S0, d_S0), S_left, S_part, decay_sum, S_entry, cut.segment_table, cut.per_segment,
-            config.state_latency_S, config.state_latency_v, config.state_latency_k, _rt.PRECISION[config.state],
-            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None, S0 is not None,
+            k, v, _rt.given(S0, d_S0), decay_oldest, S_left, S_part, decay_sum, S_entry, cut.segment_table,
+            cut.per_segment, config.state_latency_S, config.state_latency_v, config.state_latency_k,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            S0 is not None,
         ),
         early=True,
     )
@@ -534,8 +556,8 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            q, d_y, decay_sum, d_S_part, d_S_left, cut.segment_table, _rt.given(d_S_states, d_S0), float(size_n),
-            states_every, cut.per_segment, config.state_latency_d_y, config.state_latency_q,
+            q, d_y, decay_newest, decay_sum, d_S_part, d_S_left, cut.segment_table, _rt.given(d_S_states, d_S0),
+            float(size_n), states_every, cut.per_segment, config.state_latency_d_y, config.state_latency_q,
             _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
             d_S_states is not None,
         ),
@@ -550,8 +572,8 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            q, _rt.given(d_S_final, d_S0), d_y, d_S_left, d_S_part, decay_sum, d_S_end, cut.segment_table, d_S0,
-            _rt.given(d_S_states, d_S0), float(size_n), states_every, cut.per_segment, config.state_latency_S,
+            q, _rt.given(d_S_final, d_S0), d_y, decay_newest, d_S_left, d_S_part, decay_sum, d_S_end, cut.segment_table,
+            d_S0, _rt.given(d_S_states, d_S0), float(size_n), states_every, cut.per_segment, config.state_latency_S,
             config.state_latency_d_y, config.state_latency_q, _rt.PRECISION[config.state], config.chunk,
             config.state_tile_p, config.state_tile_n, sequences is not None, d_S_final is not None,
             d_S_states is not None,

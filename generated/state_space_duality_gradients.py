@@ -45,7 +45,7 @@ import cuda.tile as ct
 import torch
 from torch import Tensor
 
-from . import _cut, _gradients, _packed
+from . import _cut, _gradients, _packed, _reach
 from . import _runtime as _rt
 from ._tiles import (
     await_previous,
@@ -57,6 +57,8 @@ from ._tiles import (
     inner,
     load,
     segment_at,
+    segment_since,
+    segment_until,
     sigmoid,
     silu,
     store,
@@ -118,7 +120,7 @@ CONFIGS = {
 @ct.kernel
 def segment_states(
     x: ct.Array, B: ct.Array,
-    step: ct.Array, decay_sum: ct.Array, S_part: ct.Array, S_left: ct.Array,
+    step: ct.Array, decay_sum: ct.Array, S_part: ct.Array, S_left: ct.Array, decay_oldest: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     LATENCY_X: ct.Constant[int], LATENCY_B: ct.Constant[int], STATE: ct.Constant[int], LATENCY_S: ct.Constant[int],
@@ -141,10 +143,12 @@ def segment_states(
     n_tiles = ct.cdiv(S_part.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     group_g = head // (heads // B.shape[2])
+    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
+    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
 
     S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     S_left_tile = ct.zeros((), dtype=ct.float32)
-    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+    for chunk in range(begin, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         x_tile = load(  # [L, P]
             x, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_X
         ).astype(ct.float32)
@@ -164,7 +168,7 @@ def segment_states(
 def entry_states(
     x: ct.Array, B: ct.Array,
     S0: ct.Array,
-    S_left: ct.Array, S_part: ct.Array, step: ct.Array, decay_sum: ct.Array, S_entry: ct.Array,
+    decay_oldest: ct.Array, S_left: ct.Array, S_part: ct.Array, step: ct.Array, decay_sum: ct.Array, S_entry: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     LATENCY_S: ct.Constant[int], LATENCY_X: ct.Constant[int], LATENCY_B: ct.Constant[int], STATE: ct.Constant[int],
@@ -188,12 +192,13 @@ def entry_states(
     n_tiles = ct.cdiv(S_entry.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     group_g = head // (heads // B.shape[2])
+    since = segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
 
     if WITH_S0:
         S_tile = load(S0, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
     else:
         S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
-    for before in range(segment):
+    for before in range(since, segment):
         S_left_tile = load(S_left, (origin + before, lane, head), (1, 1, 1))
         S_part_tile = load(  # [P, N]
             S_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
@@ -216,7 +221,7 @@ def entry_states(
 def segment_gradients(
     C: ct.Array, z: ct.Array,
     d_y: ct.Array,
-    decay_sum: ct.Array, d_S_part: ct.Array, d_S_left: ct.Array,
+    decay_newest: ct.Array, decay_sum: ct.Array, d_S_part: ct.Array, d_S_left: ct.Array,
     segment_table: ct.Array,
     d_S_states: ct.Array,
     every: int, per_segment: int,
@@ -248,6 +253,8 @@ def segment_gradients(
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
     group_g = head // (heads // C.shape[2])
+    newest = load(decay_newest, (origin + segment, lane, head), (1, 1, 1))
+    chunks = ct.minimum(chunks, newest + 1 - begin)  # no newer one is reached
 
     d_S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     d_S_left_tile = ct.zeros((), dtype=ct.float32)
@@ -284,7 +291,7 @@ def state_gradients(
     C: ct.Array, z: ct.Array,
     d_S_final: ct.Array,
     d_y: ct.Array,
-    d_S_left: ct.Array, d_S_part: ct.Array, decay_sum: ct.Array, d_S_end: ct.Array,
+    decay_newest: ct.Array, d_S_left: ct.Array, d_S_part: ct.Array, decay_sum: ct.Array, d_S_end: ct.Array,
     segment_table: ct.Array,
     d_S0: ct.Array,
     d_S_states: ct.Array,
@@ -316,14 +323,15 @@ def state_gradients(
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
     group_g = head // (heads // C.shape[2])
+    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
+    until = segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_S)
 
     if WITH_D_S:
         d_S_tile = load(d_S_final, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
     else:
         d_S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
-    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
-    for turn in range(segments - 1 - segment):
-        before = segments - 1 - turn
+    for turn in range(until - 1 - segment):
+        before = until - 1 - turn
         d_S_left_tile = load(d_S_left, (origin + before, lane, head), (1, 1, 1))
         d_S_part_tile = load(  # [P, N]
             d_S_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
@@ -595,6 +603,9 @@ def launch(
             sequences is not None,
         ),
     )
+    # decay_oldest[segment b h]: the oldest chunk of which anything is left at the end of each segment
+    # decay_newest[segment b h]: the newest chunk at which anything is left of what each segment begins with
+    decay_oldest, decay_newest = _reach.reaches(stream, decay_sum, cut, config.chunk, sequences is not None)
     _rt.launch(
         stream,
         _rt.hinted(segment_states, config.occupancy_entry_states, config.warps_entry_states),
@@ -604,9 +615,9 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            x, B, step, decay_sum, S_part, S_left, cut.segment_table, cut.per_segment, config.state_latency_x,
-            config.state_latency_B, _rt.PRECISION[config.state], config.state_latency_S, config.chunk,
-            config.state_tile_p, config.state_tile_n, sequences is not None,
+            x, B, step, decay_sum, S_part, S_left, decay_oldest, cut.segment_table, cut.per_segment,
+            config.state_latency_x, config.state_latency_B, _rt.PRECISION[config.state], config.state_latency_S,
+            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
         ),
         early=True,
     )
@@ -619,9 +630,10 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            x, B, _rt.given(S0, d_S0), S_left, S_part, step, decay_sum, S_entry, cut.segment_table, cut.per_segment,
-            config.state_latency_S, config.state_latency_x, config.state_latency_B, _rt.PRECISION[config.state],
-            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None, S0 is not None,
+            x, B, _rt.given(S0, d_S0), decay_oldest, S_left, S_part, step, decay_sum, S_entry, cut.segment_table,
+            cut.per_segment, config.state_latency_S, config.state_latency_x, config.state_latency_B,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            S0 is not None,
         ),
         early=True,
     )
@@ -634,7 +646,7 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            C, _rt.indexable(_rt.given(z, x)), d_y, decay_sum, d_S_part, d_S_left, cut.segment_table,
+            C, _rt.indexable(_rt.given(z, x)), d_y, decay_newest, decay_sum, d_S_part, d_S_left, cut.segment_table,
             _rt.given(d_S_states, d_S0), states_every, cut.per_segment, config.state_latency_d_y,
             config.state_latency_C, _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
             sequences is not None, z is not None, d_S_states is not None,
@@ -650,11 +662,11 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            C, _rt.indexable(_rt.given(z, x)), _rt.given(d_S_final, d_S0), d_y, d_S_left, d_S_part, decay_sum, d_S_end,
-            cut.segment_table, d_S0, _rt.given(d_S_states, d_S0), states_every, cut.per_segment, config.state_latency_S,
-            config.state_latency_d_y, config.state_latency_C, _rt.PRECISION[config.state], config.chunk,
-            config.state_tile_p, config.state_tile_n, sequences is not None, d_S_final is not None, z is not None,
-            d_S_states is not None,
+            C, _rt.indexable(_rt.given(z, x)), _rt.given(d_S_final, d_S0), d_y, decay_newest, d_S_left, d_S_part,
+            decay_sum, d_S_end, cut.segment_table, d_S0, _rt.given(d_S_states, d_S0), states_every, cut.per_segment,
+            config.state_latency_S, config.state_latency_d_y, config.state_latency_C, _rt.PRECISION[config.state],
+            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None, d_S_final is not None,
+            z is not None, d_S_states is not None,
         ),
         early=True,
     )

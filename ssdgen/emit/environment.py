@@ -70,6 +70,8 @@ HELPERS = (
     "log_sigmoid",
     "rows",
     "segment_at",
+    "segment_since",
+    "segment_until",
     "sigmoid",
     "sign",
     "silu",

@@ -110,6 +110,7 @@ class GradientHost(Host):
             "cut": f"_cut.cut({sizes}, segments, 1, 1, sequences, {self.host(plan.leader)})",
             "shares": shares,
             "workspaces": self._workspaces(),
+            "reaches": self._reaches(),
             "memory": results,
             "launches": [self._launch(k, early=i > 0) for i, k in enumerate(self._gradients.kernels)],
             "parts": self._parts(),

@@ -49,8 +49,8 @@ class Host:
         self._plan = plan
         self._layer = plan.form.recurrence.layer
         self._names = host_scope(self._layer)
-        for workspace in plan.workspaces:
-            self._names.of("workspace", workspace.name)
+        for name in (*(w.name for w in plan.workspaces), *(n for r in plan.reaches for n in (r.oldest, r.newest) if n)):
+            self._names.of("workspace", name)
 
     def filters(self) -> dict[str, Callable[..., str]]:
         """The filters that name things: a tensor, scalar, state or output; an initial state; a final one."""
@@ -147,6 +147,7 @@ class Host:
             "cut": f"_cut.cut({sizes}, {wanted}, {blocks}, {column}, sequences, {self.host(plan.leader)})",
             "sharing": self._sharing(),
             "workspaces": self._workspaces(),
+            "reaches": self._reaches(),
             "launches": [
                 (getattr(k, "condition", ""), self._launch(k, early=i > 0)) for i, k in enumerate(plan.kernels)
             ],
@@ -276,6 +277,29 @@ class Host:
         """The buffers in their order; those that are alike, one behind the other, in one allocation."""
         alike = groupby(self._plan.workspaces, key=lambda w: (w.shape, w.dtype))
         return [self._allocated(shape, dtype, tuple(buffers)) for (shape, dtype), buffers in alike]
+
+    def _reaches(self) -> list[_Workspace]:
+        """What `_reach.py` finds behind the kernel that stores running sums, decay by decay."""
+        layer = self._layer
+        axes = (layer.batch, layer.head, layer.time)
+        said = {
+            "oldest": "the oldest chunk of which anything is left at the end of each segment",
+            "newest": "the newest chunk at which anything is left of what each segment begins with",
+        }
+        found = []
+        for r in self._plan.reaches:
+            sums = self._names.of("workspace", r.sums)
+            if r.axes != axes:
+                sums += f".permute({', '.join(str(r.axes.index(a)) for a in axes)})"
+            names = {
+                what: self._names.of("workspace", n) for what, n in (("oldest", r.oldest), ("newest", r.newest)) if n
+            }
+            function = "reaches" if r.newest else "oldest_chunks"
+            code = f"_reach.{function}(stream, {sums}, cut, config.chunk, sequences is not None)"
+            place = f"[segment {layer.batch} {layer.head}]"
+            docs = tuple(f"{name}{place}: {said[what]}" for what, name in names.items())
+            found.append(_Workspace(", ".join(names.values()), code, docs))
+        return found
 
     def _allocated(self, shape: tuple[str, ...], dtype: str, buffers: tuple[Workspace, ...]) -> _Workspace:
         stored = {"carried": "_rt.stored(config.carried)", "scores": "_rt.stored_scores(config.intra)"}

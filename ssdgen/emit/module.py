@@ -36,6 +36,7 @@ SUPPORT = (
     "_operator.py",
     "_packed.py",
     "_projection.py",
+    "_reach.py",
     "_replay.py",
     "_runtime.py",
     "_segments.py",

@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EntryKernel(StateKernel):
-    """A StateKernel of a segment: `jump` runs for each segment `before` this one, and moves the state over it."""
+    """A StateKernel of a segment: `jump` runs for each segment `before` this one, those of `jumps` (the arguments of `range`),
+    and moves the state over it."""
 
+    jumps: str
     jump: tuple[Statement, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BackKernel(StateKernel):
     """A StateKernel of a segment that walks from its last chunk to its first, `begin`; `jump` runs for each segment behind
-    this one, the last first, and moves the state back over it."""
+    this one and before `until`, the last first, and moves the state back over it."""
 
+    until: str
     jump: tuple[Statement, ...]
 
 

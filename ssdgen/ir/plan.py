@@ -313,12 +313,13 @@ class OutputKernel(Kernel):
 class WalkKernel(Kernel):
     """A walk over the chunks of a segment that carries all states and computes the outputs on the way.
 
-    `before` runs once; `jump` runs for each segment before this one and moves the states over it; in each of `chunks`
-    (the arguments of `range`) `accumulators` start at zero, `contract`, `combine` and `outputs` are as in OutputKernel
-    and `advance` moves the states to the chunk's end. `after` are stores under conditions, ("", ...) for none.
+    `before` runs once; `jump` runs for the segments before this one, those of `jumps`, and moves the states over each; in each
+    of `chunks` (like `jumps`, the arguments of `range`) `accumulators` start at zero, `contract`, `combine` and `outputs` are
+    as in OutputKernel and `advance` moves the states to the chunk's end. `after` are stores under conditions, ("", ...) for none.
     """
 
     before: tuple[Statement, ...]
+    jumps: str
     jump: tuple[Statement, ...]
     chunks: str
     accumulators: tuple[Ref, ...]
@@ -353,6 +354,18 @@ class Workspace:
     shape: tuple[str, ...]
     dtype: str
     doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far back the ends of segments remember, which the kernel of `_reach.py` finds from `sums`, the buffer of the running
+    sums of a decay with these `axes`: in the buffer `oldest` the oldest chunk of which anything is left at the end of a
+    segment; with `newest`, in that the newest chunk at which anything of its beginning is left."""
+
+    sums: str
+    axes: Axes
+    oldest: str
+    newest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,9 +420,9 @@ class StepPlan:
 class Plan:
     """All that a module is printed from.
 
-    `kernels` are in launch order. `refused` says why there are no kernels, for a form that only the portable path computes.
-    `portable` and `chunks` are one form for torch and for XLA, chunk by chunk and side by side. `gradients` is the plan of its
-    gradients, if they were asked for and it has kernels.
+    `kernels` are in launch order; what is in `reaches` is found behind the first. `refused` says why there are no kernels, for
+    a form that only the portable path computes. `portable` and `chunks` are one form for torch and for XLA, chunk by chunk and
+    side by side. `gradients` is the plan of its gradients, if they were asked for and it has kernels.
     """
 
     form: ChunkForm
@@ -421,5 +434,6 @@ class Plan:
     chunks: ChunksForm
     step: StepPlan
     leader: str
+    reaches: tuple[Reach, ...] = ()
     refused: str = field(default="")
     gradients: GradientPlan | None = None

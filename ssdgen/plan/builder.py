@@ -39,6 +39,7 @@ LOCALS = frozenset(
     {"batch", "head", "chunk", "chunks", "heads", "length", "token", "valid", "block", "end", "head_index", "segment"}
     | {"sequence", "lane", "slot", "origin", "last", "row", "start", "stop", "before", "place", "first", "into", "_"}
     | {"share", "per_share", "start_head", "stop_head", "present", "turn", "begin", "segments"}
+    | {"oldest", "newest", "since", "until"}
 )
 
 

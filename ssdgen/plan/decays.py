@@ -28,7 +28,7 @@ def stored_weight(layer: Layer, weight: Weight) -> bool:
     return is_per_token(inline(weight.value, {let.name: let.value for let in layer.lets}))
 
 
-DERIVED = re.compile(r".*_(sum|before|entry|part|left)")
+DERIVED = re.compile(r".*_(sum|before|entry|part|left|oldest|newest)")
 """Names of buffers that are made from the name of a decay or a state."""
 
 

@@ -26,6 +26,7 @@ from ssdgen.ir.plan import (
     OutputKernel,
     Parameter,
     Plan,
+    Reach,
     Round,
     Rows,
     Slot,
@@ -57,7 +58,8 @@ def describe(plan: Plan) -> str:
         lines += _columns((f"{w.name}{_of(w.axes)}", w.dtype, w.doc) for w in plan.workspaces)
     for kernel in plan.kernels:
         lines += ["", *_kernel(kernel)]
-    lines += ["", "launches", f"  {', '.join(_launched(k) for k in plan.kernels)}"]
+    first, *rest = (_launched(k) for k in plan.kernels)
+    lines += ["", "launches", f"  {', '.join((first, *map(_found, plan.reaches), *rest))}"]
     if plan.step.kernels:
         lines += ["", "knobs of a step", *_columns((k.name, _defaults(k), k.doc) for k in plan.step.knobs)]
     for step in plan.step.kernels:
@@ -78,7 +80,13 @@ def describe_gradients(plan: Plan) -> str:
     lines += _columns((f"{w.name}{_of(w.axes)}", w.dtype, w.doc) for w in gradients.plan.workspaces)
     for kernel in gradients.kernels:
         lines += ["", *_kernel(kernel)]
+    lines += [f"\nbehind the first, {_found(r)}" for r in gradients.plan.reaches]
     return "\n".join(lines)
+
+
+def _found(reach: Reach) -> str:
+    """What finds how far the ends of segments reach, and where it is stored."""
+    return f"segment_reach of {reach.sums} for {' and '.join(n for n in (reach.oldest, reach.newest) if n)}"
 
 
 def _launched(kernel: AnyKernel) -> str:

@@ -17,6 +17,7 @@ from ssdgen.plan.config import default_config, knobs
 from ssdgen.plan.gradients import gradient_plan
 from ssdgen.plan.outputs import output_kernel
 from ssdgen.plan.portable import portable
+from ssdgen.plan.reach import reaches
 from ssdgen.plan.segments import segment_kernel, segment_workspaces, walk_kernel
 from ssdgen.plan.shared import FIELD, group_kernel, group_workspaces, shared_scores
 from ssdgen.plan.states import entry_workspace, state_kernel
@@ -47,7 +48,8 @@ def plan(form: ChunkForm, config: Config | None = None, adjoint: Adjoint | None 
     gradients = None if adjoint is None or refused else gradient_plan(adjoint, config)
     fields = _fields(config, kernels)
     portables = portable(form, config), chunks_form(form, config)
-    return Plan(form, config, kernels, buffers, fields, *portables, step, leader, refused, gradients)
+    found = reaches(form, config) if kernels and config.plan == "segmented" else ()
+    return Plan(form, config, kernels, buffers, fields, *portables, step, leader, found, refused, gradients)
 
 
 def _kernels(form: ChunkForm, config: Config) -> tuple[AnyKernel, ...]:

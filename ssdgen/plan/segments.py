@@ -28,6 +28,7 @@ from ssdgen.ir.plan import (
 )
 from ssdgen.plan.lower import exp2
 from ssdgen.plan.place import SEGMENT_TABLE, declare_packed, walk_position
+from ssdgen.plan.reach import remembered, since
 from ssdgen.plan.reads import Parts, combine, contract, output, shared_axes
 from ssdgen.plan.states import advance, keep
 from ssdgen.plan.walk import WalkBuilder, channels_of, tile_constant
@@ -52,13 +53,13 @@ def segment_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateK
 
     part, after = segment_end(builder, state.name, state, carried, (before, step), builder.latency(state.name))
     declare_segment(builder, channels)
+    begin = remembered(builder, state)
     builder.finish(before, step)
     stored = builder.parameters[part]
     heads = f"{part}.shape[{stored.axes.index(layer.head)}]"
     tiles = state_tiles(stored, channels)
-    position = [
-        *walk_position(builder, heads, segmented=True, ends=True), *tiles, *builder.position_lines("heads")
-    ]  # fmt: skip
+    placed = walk_position(builder, heads, segmented=True, ends=True)
+    position = [*placed, *tiles, *builder.position_lines("heads"), *begin]
     return StateKernel(
         name=STATES if len(form.states) == 1 else f"{STATES}_{state.name}",
         role="fwd_pass_state",
@@ -67,7 +68,7 @@ def segment_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateK
         grid=(f"cut.walks * size_{layer.head}", "cut.inner", state_grid(channels)),
         position=tuple(position),
         occupancy="occupancy_fwd_pass_state",
-        chunks=RANGE,
+        chunks=RANGE.replace("segment * per_segment", "begin", 1) if begin else RANGE,
         before=tuple(before),
         enter=(),
         step=tuple(step),
@@ -89,6 +90,8 @@ def walk_kernel(form: ChunkForm, config: Config, segmented: bool) -> WalkKernel:
 
     carried = {s.name: Ref(builder.names.of("state", f"{s.name}_tile"), _layout(config, s)) for s in form.states}
     entered: list[Statement] = [builder.initial(s, carried[s.name]) for s in form.states]
+    entering = " or ".join(builder.presence(f"{s.name}0") for s in form.states)
+    skipped = since(builder, form.states, entering) if segmented else []
     jump: list[Statement] = []
     for state in form.states if segmented else ():
         jump += jump_over(builder, state.name, state, carried[state.name])
@@ -116,7 +119,8 @@ def walk_kernel(form: ChunkForm, config: Config, segmented: bool) -> WalkKernel:
     first = next(p for p in builder.parameters.values() if p.role == "final")
     rows = [f"{row}_tile = ct.bid({2 if segmented else 1})"] if row is not None else []
     heads = f"{first.name}.shape[{first.axes.index(layer.head)}]"
-    position = [*walk_position(builder, heads, segmented, ends=False), *rows, *builder.position_lines("heads")]
+    placed = walk_position(builder, heads, segmented, ends=False)
+    position = [*placed, *rows, *builder.position_lines("heads"), *skipped]
     row_tiles = () if row is None else (f"_rt.ceil_div(size_{row}, config.tile_{row})",)
     return WalkKernel(
         name=WALK,
@@ -128,6 +132,7 @@ def walk_kernel(form: ChunkForm, config: Config, segmented: bool) -> WalkKernel:
         position=tuple(position),
         occupancy="occupancy_compute_out",
         before=(*parts.before, *entered),
+        jumps="since, segment" if skipped else "segment",
         jump=tuple(jump),
         chunks=RANGE if segmented else "ct.cdiv(length, CHUNK)",
         accumulators=tuple(parts.accumulators),

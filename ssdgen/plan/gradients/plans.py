@@ -29,6 +29,7 @@ from ssdgen.plan.gradients.tokens import token_gradient_kernel
 from ssdgen.plan.gradients.units import unit_of
 from ssdgen.plan.gradients.walks import BACK, ENTRY, kernels, walk_workspaces
 from ssdgen.plan.portable import portable
+from ssdgen.plan.reach import reaches
 from ssdgen.plan.tokens import token_kernel, workspaces
 
 CHUNK_TOKENS = 64
@@ -75,7 +76,9 @@ def gradient_plan(adjoint: Adjoint, config: Config | None = None) -> GradientPla
     )
     nothing = tuple(Result(name, "", ()) for name in gradients.nothing)
     found = {r.of: r for r in (*results, *more, *nothing)}
-    plan = replace(empty, workspaces=buffers, knobs=_knobs(adjoint, config, every))
+    plan = replace(
+        empty, workspaces=buffers, knobs=_knobs(adjoint, config, every), reaches=reaches(form, config, back=True)
+    )
     return GradientPlan(adjoint, plan, every, tuple(found[t.name] for t in layer.inputs))
 
 

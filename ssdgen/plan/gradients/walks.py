@@ -31,6 +31,7 @@ from ssdgen.plan.decays import decay_sums, grown
 from ssdgen.plan.gradients.arriving import load_arriving
 from ssdgen.plan.names import KEPT
 from ssdgen.plan.place import SEGMENT_TABLE, declare_packed, walk_position
+from ssdgen.plan.reach import reached, since, until
 from ssdgen.plan.segments import (
     RANGE,
     declare_segment,
@@ -46,6 +47,7 @@ from ssdgen.plan.walk import WalkBuilder, channels_of, entry_axes, entry_dtype
 
 ENTRY, BACK = "entry_states", "state_gradients"
 SEGMENT_BACK = "segment_gradients"
+SEGMENTS_LINE = "segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)"
 
 
 def end_name(state: StateAdjoint) -> str:
@@ -104,6 +106,7 @@ def _entry_kernel(form: ChunkForm, config: Config, state: ChunkState) -> EntryKe
     channels = channels_of(state)
     carried = Ref(builder.names.of("state", f"{state.name}_tile"), channels)
     before: list[Statement] = [builder.initial(state, carried)]
+    skipped = since(builder, (state,), builder.presence(f"{state.name}0"))
     jump = tuple(jump_over(builder, state.name, state, carried))
     step: list[Statement] = []
     builder.hoist = (builder.layer.time, before)
@@ -115,7 +118,8 @@ def _entry_kernel(form: ChunkForm, config: Config, state: ChunkState) -> EntryKe
     return EntryKernel(
         parameters=parameters,
         grid=grid,
-        position=position,
+        position=(*position, *skipped),
+        jumps="since, segment" if skipped else "segment",
         name=ENTRY if len(form.states) == 1 else f"{ENTRY}_{state.name}",
         role=ENTRY,
         doc=f"The state {state.name} that enters each chunk: a block walks the chunks of a segment with a tile of the state in"
@@ -139,10 +143,12 @@ def _back_kernel(adjoint: Adjoint, config: Config, adj: StateAdjoint, ends: bool
     time, channels = builder.layer.time, channels_of(state)
     carried = Ref(builder.names.of("state", f"{adj.name}_tile"), channels)
     before: list[Statement] = [Zeros(carried)]
+    more = reached(builder, state) if ends else []
     if not ends:
         final = builder.declare(Parameter(f"{adj.name}_final", "initial", f"{adj.name}_final", state.axes, "f32"))
         flag = builder.flag(f"WITH_{adj.name.upper()}", f"{adj.name}_final")
         before = [When(flag, (builder.load_tile(final, carried),), (Zeros(carried),))]
+        more = until(builder, state, flag)
     jump = () if ends else tuple(jump_over(builder, adj.name, state, carried))
     step: list[Statement] = []
     builder.hoist = (time, before)
@@ -186,7 +192,8 @@ def _back_kernel(adjoint: Adjoint, config: Config, adj: StateAdjoint, ends: bool
     return BackKernel(
         parameters=parameters,
         grid=grid,
-        position=position,
+        position=(*position, *more) if ends else (*position, SEGMENTS_LINE, *more),
+        until="until" if more else "segments",
         name=name if len(form.states) == 1 else f"{name}_{state.name}",
         role=BACK,
         doc=f"The gradient of the state {state.name} {doc} with a tile of it in registers.",
