@@ -181,38 +181,6 @@ def segment_at(table: ct.Array, place: int) -> tuple[int, int, int, int, int, in
 
 
 @ct.function
-def segment_since(
-    oldest: ct.Array, lane: int, head: int, origin: int, segment: int, per_segment: int, every: bool
-) -> int:
-    """The first segment of a walk of which anything is left where `segment` begins; with `every` the first of all.
-
-    `oldest` has, at `origin` and behind, the oldest chunk of which anything is left at the end of each segment; the first
-    segment begins with none of that, and what is loaded for it may be anything.
-    """
-    since = 0
-    if not every:
-        chunk = load(oldest, (origin + ct.maximum(segment - 1, 0), lane, head), (1, 1, 1))
-        since = ct.minimum(ct.maximum(chunk // per_segment, 0), segment)
-    return since
-
-
-@ct.function
-def segment_until(
-    newest: ct.Array, lane: int, head: int, origin: int, segment: int, per_segment: int, segments: int, every: bool
-) -> int:
-    """Behind the last of `segments` that what `segment` ends with reaches; with `every` behind all.
-
-    `newest` has, at `origin` and behind, the newest chunk that what each segment begins with reaches; nothing is behind the
-    last segment, and what is loaded for it may be anything.
-    """
-    until = segments
-    if not every:
-        chunk = load(newest, (origin + ct.minimum(segment + 1, segments - 1), lane, head), (1, 1, 1))
-        until = ct.minimum(ct.maximum(chunk // per_segment, segment) + 1, segments)
-    return until
-
-
-@ct.function
 def clamp(x: ct.Tile, low: float, high: float) -> ct.Tile:
     """min(max(x, low), high)."""
     return ct.minimum(ct.maximum(x, low), high)

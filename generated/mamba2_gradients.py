@@ -56,8 +56,6 @@ from ._tiles import (
     inner,
     load,
     segment_at,
-    segment_since,
-    segment_until,
     sigmoid,
     silu,
     softplus,
@@ -192,7 +190,7 @@ def entry_states(
     n_tiles = ct.cdiv(S_entry.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     group_g = head // (heads // B.shape[2])
-    since = segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
+    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
 
     if WITH_S0:
         S_tile = load(S0, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
@@ -324,7 +322,7 @@ def state_gradients(
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
     group_g = head // (heads // C.shape[2])
     segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
-    until = segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_S)
+    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_S)
 
     if WITH_D_S:
         d_S_tile = load(d_S_final, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]

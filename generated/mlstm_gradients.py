@@ -57,8 +57,6 @@ from ._tiles import (
     load,
     log_sigmoid,
     segment_at,
-    segment_since,
-    segment_until,
     sigmoid,
     sign,
     store,
@@ -193,7 +191,7 @@ def entry_states_C(
     length = v.shape[1]
     n_tiles = ct.cdiv(C_entry.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
-    since = segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_C0)
+    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_C0)
 
     if WITH_C0:
         C_tile = load(C0, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
@@ -290,7 +288,7 @@ def entry_states_N(
         k = k.slice(1, start, stop)
     length = k.shape[1]
     n_tile = ct.bid(2)
-    since = segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_N0)
+    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_N0)
 
     if WITH_N0:
         N_tile = load(N0, (sequence, head, n_tile), (1, 1, TILE_N))  # [N]
@@ -487,7 +485,7 @@ def state_gradients_C(
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
     segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
-    until = segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_C)
+    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_C)
 
     if WITH_D_C:
         d_C_tile = load(d_C_final, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
@@ -615,7 +613,7 @@ def state_gradients_N(
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
     segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
-    until = segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_N)
+    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_N)
 
     if WITH_D_N:
         d_N_tile = load(d_N_final, (sequence, head, n_tile), (1, 1, TILE_N))  # [N]

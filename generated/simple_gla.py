@@ -36,7 +36,7 @@ from torch import Tensor
 from . import _blocks, _cut, _operator, _packed, _reach, _step, _tuned
 from . import _runtime as _rt
 from ._direct import load_direct, slot_at, store_direct
-from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, segment_since, store
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, load, segment_at, store
 
 LOG2E = math.log2(math.e)
 
@@ -211,7 +211,7 @@ def walk_out(
     length = q.shape[1]
     p_tile = ct.bid(2)
     token = ct.arange(CHUNK, dtype=ct.int32)
-    since = segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
+    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
 
     causal = token[:, None] >= token[None, :]  # [L, L]
     if WITH_S0:

@@ -37,19 +37,7 @@ from torch import Tensor
 
 from . import _cut, _gradients, _packed, _reach
 from . import _runtime as _rt
-from ._tiles import (
-    await_previous,
-    chunk_at,
-    dot,
-    exp2,
-    has_chunk,
-    load,
-    segment_at,
-    segment_since,
-    segment_until,
-    store,
-    sum_pair,
-)
+from ._tiles import await_previous, chunk_at, dot, exp2, has_chunk, load, segment_at, store, sum_pair
 from .simple_gla import LAYER, VARIANT, chunk_cumsum
 
 LOG2E = math.log2(math.e)
@@ -173,7 +161,7 @@ def entry_states(
     length = v.shape[1]
     n_tiles = ct.cdiv(S_entry.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
-    since = segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
+    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
 
     if WITH_S0:
         S_tile = load(S0, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
@@ -296,7 +284,7 @@ def state_gradients(
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
     segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
-    until = segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_S)
+    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_S)
 
     if WITH_D_S:
         d_S_tile = load(d_S_final, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]

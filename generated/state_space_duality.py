@@ -37,7 +37,7 @@ from torch import Tensor
 from . import _blocks, _cut, _operator, _packed, _reach, _step, _tuned
 from . import _runtime as _rt
 from ._direct import load_direct, slot_at, store_direct
-from ._tiles import await_previous, chunk_at, clamp, dot, exp2, f16_scale, load, rows, segment_at, segment_since, silu, store
+from ._tiles import await_previous, chunk_at, clamp, dot, exp2, f16_scale, load, rows, segment_at, silu, store
 
 LOG2E = math.log2(math.e)
 
@@ -283,7 +283,7 @@ def walk_out(
     p_tile = ct.bid(2)
     group_g = head // (heads // C.shape[2])
     token = ct.arange(CHUNK, dtype=ct.int32)
-    since = segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
+    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
 
     causal = token[:, None] >= token[None, :]  # [L, L]
     D_tile = load(D, (head, p_tile), (1, TILE_P), uniform=(False, D_UNIFORM_P)).astype(ct.float32)  # [P]

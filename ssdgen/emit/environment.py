@@ -70,8 +70,6 @@ HELPERS = (
     "log_sigmoid",
     "rows",
     "segment_at",
-    "segment_since",
-    "segment_until",
     "sigmoid",
     "sign",
     "silu",

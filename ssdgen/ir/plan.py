@@ -315,7 +315,8 @@ class WalkKernel(Kernel):
 
     `before` runs once; `jump` runs for the segments before this one, those of `jumps`, and moves the states over each; in each
     of `chunks` (like `jumps`, the arguments of `range`) `accumulators` start at zero, `contract`, `combine` and `outputs` are
-    as in OutputKernel and `advance` moves the states to the chunk's end. `after` are stores under conditions, ("", ...) for none.
+    as in OutputKernel and `advance` moves the states to the chunk's end; `after` are stores under conditions, ("", ...) for
+    none.
     """
 
     before: tuple[Statement, ...]

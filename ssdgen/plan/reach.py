@@ -47,7 +47,7 @@ def since(builder: KernelBuilder, states: Iterable[ChunkState], entering: str) -
     if not all(_forgets(builder.form, s) for s in every):
         return []
     arrays = [_declared(builder, f"{d}_oldest") for d in dict.fromkeys(s.decay for s in every)]
-    calls = [f"segment_since({a}, lane, head, origin, segment, per_segment, {entering})" for a in arrays]
+    calls = [f"_reach.segment_since({a}, lane, head, origin, segment, per_segment, {entering})" for a in arrays]
     return [f"since = {calls[0]}", *(f"since = ct.minimum(since, {call})" for call in calls[1:])]
 
 
@@ -57,7 +57,7 @@ def until(builder: KernelBuilder, state: ChunkState, arriving: str) -> list[str]
     if not _forgets(builder.form, state):
         return []
     newest = _declared(builder, f"{state.decay}_newest")
-    return [f"until = segment_until({newest}, lane, head, origin, segment, per_segment, segments, {arriving})"]
+    return [f"until = _reach.segment_until({newest}, lane, head, origin, segment, per_segment, segments, {arriving})"]
 
 
 def _forgets(form: ChunkForm, state: ChunkState) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import _runtime as _rt
 from ._cut import Cut
-from ._tiles import await_previous, segment_at
+from ._tiles import await_previous, load, segment_at
 
 FORGOTTEN = -127.0
 """The log2 of what is left of a chunk from which on it counts as nothing."""
@@ -73,6 +73,38 @@ def segment_reach(
         left = chunks_left(decay_sum, lane, head, slot, begin + place, chunks, CHUNK)
         last = ct.where(left < WINDOW, ct.minimum(begin + left, chunks), chunks) - 1
         ct.store(newest, (row, lane, head), ct.reshape(last, (1, 1, 1)))
+
+
+@ct.function
+def segment_since(
+    oldest: ct.Array, lane: int, head: int, origin: int, segment: int, per_segment: int, every: bool
+) -> int:
+    """The first segment of a walk of which anything is left where `segment` begins; with `every` the first of all.
+
+    `oldest` has, at `origin` and behind, the oldest chunk of which anything is left at the end of each segment; the first
+    segment begins with none of that, and what is loaded for it may be anything.
+    """
+    since = 0
+    if not every:
+        chunk = load(oldest, (origin + ct.maximum(segment - 1, 0), lane, head), (1, 1, 1))
+        since = ct.minimum(ct.maximum(chunk // per_segment, 0), segment)
+    return since
+
+
+@ct.function
+def segment_until(
+    newest: ct.Array, lane: int, head: int, origin: int, segment: int, per_segment: int, segments: int, every: bool
+) -> int:
+    """Behind the last of `segments` that what `segment` ends with reaches; with `every` behind all.
+
+    `newest` has, at `origin` and behind, the newest chunk that what each segment begins with reaches; nothing is behind the
+    last segment, and what is loaded for it may be anything.
+    """
+    until = segments
+    if not every:
+        chunk = load(newest, (origin + ct.minimum(segment + 1, segments - 1), lane, head), (1, 1, 1))
+        until = ct.minimum(ct.maximum(chunk // per_segment, segment) + 1, segments)
+    return until
 
 
 def oldest_chunks(stream: Any, decay_sum: Tensor, cut: Cut, chunk: int, packed: bool) -> Tensor:
