@@ -76,6 +76,26 @@ def segment_reach(
 
 
 @ct.function
+def chunk_since(oldest: ct.Array, lane: int, head: int, origin: int, segment: int, per_segment: int) -> int:
+    """The first chunk of `segment` of which anything is left at its end: `oldest` has that, of all chunks, at `origin` and
+    behind."""
+    since: int = ct.maximum(segment * per_segment, load(oldest, (origin + segment, lane, head), (1, 1, 1)))
+    return since
+
+
+@ct.function
+def chunks_until(
+    newest: ct.Array, lane: int, head: int, origin: int, segment: int, per_segment: int, length: int, chunk: int
+) -> int:
+    """How many chunks of `segment`, of a walk over `length` tokens, what it begins with reaches: `newest` has the last of
+    those."""
+    begin = segment * per_segment
+    behind = ct.minimum(ct.cdiv(length, chunk), begin + per_segment)
+    reached: int = ct.minimum(behind, load(newest, (origin + segment, lane, head), (1, 1, 1)) + 1) - begin
+    return reached
+
+
+@ct.function
 def segment_since(
     oldest: ct.Array, lane: int, head: int, origin: int, segment: int, per_segment: int, every: bool
 ) -> int:
@@ -93,17 +113,26 @@ def segment_since(
 
 @ct.function
 def segment_until(
-    newest: ct.Array, lane: int, head: int, origin: int, segment: int, per_segment: int, segments: int, every: bool
+    newest: ct.Array,
+    lane: int,
+    head: int,
+    origin: int,
+    segment: int,
+    per_segment: int,
+    length: int,
+    chunk: int,
+    every: bool,
 ) -> int:
-    """Behind the last of `segments` that what `segment` ends with reaches; with `every` behind all.
+    """Behind the last segment, of a walk over `length` tokens, that what `segment` ends with reaches; with `every` behind all.
 
     `newest` has, at `origin` and behind, the newest chunk that what each segment begins with reaches; nothing is behind the
     last segment, and what is loaded for it may be anything.
     """
-    until = segments
+    segments = ct.cdiv(ct.cdiv(length, chunk), per_segment)
+    until: int = segments
     if not every:
-        chunk = load(newest, (origin + ct.minimum(segment + 1, segments - 1), lane, head), (1, 1, 1))
-        until = ct.minimum(ct.maximum(chunk // per_segment, segment) + 1, segments)
+        last = load(newest, (origin + ct.minimum(segment + 1, segments - 1), lane, head), (1, 1, 1))
+        until = ct.minimum(ct.maximum(last // per_segment, segment) + 1, segments)
     return until
 
 

@@ -242,14 +242,14 @@ def state_gradients(
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
-    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
+    until = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
 
     if WITH_D_S:
         d_S_tile = load(d_S_final, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
     else:
         d_S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
-    for turn in range(segments - 1 - segment):
-        before = segments - 1 - turn
+    for turn in range(until - 1 - segment):
+        before = until - 1 - turn
         d_S_part_tile = load(  # [P, N]
             d_S_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
         )

@@ -174,8 +174,7 @@ def segment_states_C(
     length = v.shape[1]
     n_tiles = ct.cdiv(C_part.shape[3], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
-    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
-    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
+    begin = _reach.chunk_since(decay_oldest, lane, head, origin, segment, per_segment)
 
     C_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     C_left_tile = ct.zeros((), dtype=ct.float32)
@@ -198,7 +197,7 @@ def segment_states_C(
 @ct.kernel
 def segment_states_N(
     k: ct.Array,
-    write: ct.Array, decay_sum: ct.Array, N_part: ct.Array, N_left: ct.Array, decay_oldest: ct.Array,
+    write: ct.Array, decay_sum: ct.Array, N_part: ct.Array, decay_oldest: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
@@ -218,11 +217,9 @@ def segment_states_N(
         k = k.slice(1, start, stop)
     length = k.shape[1]
     n_tile = ct.bid(2)
-    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
-    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
+    begin = _reach.chunk_since(decay_oldest, lane, head, origin, segment, per_segment)
 
     N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
-    N_left_tile = ct.zeros((), dtype=ct.float32)
     for chunk in range(begin, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N)).astype(ct.float32)  # [L, N]
         write_tile = load(write, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
@@ -232,18 +229,14 @@ def segment_states_N(
             write_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
         )
         N_tile = exp2(decay_end) * N_tile + ct.sum(k_tile * carry[:, None], axis=0)  # [N]
-        N_left_tile = N_left_tile + decay_end
     store(N_part, (lane, head, origin + segment, n_tile), (1, 1, 1, TILE_N), N_tile)
-    if ct.bid(2) == 0:
-        store(N_left, (origin + segment, lane, head), (1, 1, 1), N_left_tile)
 
 
 @ct.kernel
 def walk_out(
     q: ct.Array, k: ct.Array, v: ct.Array,
     C0: ct.Array, N0: ct.Array,
-    decay_oldest: ct.Array, C_left: ct.Array, C_part: ct.Array, N_left: ct.Array, N_part: ct.Array, decay_sum: ct.Array,
-    write: ct.Array,
+    decay_oldest: ct.Array, C_left: ct.Array, C_part: ct.Array, N_part: ct.Array, decay_sum: ct.Array, write: ct.Array,
     segment_table: ct.Array,
     y: ct.Array,
     C_final: ct.Array, N_final: ct.Array,
@@ -287,10 +280,8 @@ def walk_out(
         C_left_tile = load(C_left, (origin + before, lane, head), (1, 1, 1))
         C_part_tile = load(C_part, (lane, head, origin + before, 0, p_tile), (1, 1, 1, TILE_N, TILE_P))  # [N, P]
         C_tile = exp2(C_left_tile) * C_tile + C_part_tile  # [N, P]
-        N_left_tile = load(N_left, (origin + before, lane, head), (1, 1, 1))
         N_part_tile = load(N_part, (lane, head, origin + before, 0), (1, 1, 1, TILE_N))  # [N]
-        N_tile = exp2(N_left_tile) * N_tile + N_part_tile  # [N]
-
+        N_tile = exp2(C_left_tile) * N_tile + N_part_tile  # [N]
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         # Products over the column axis: of tokens with each other, and of tokens with the state that enters the chunk.
         scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
@@ -532,8 +523,6 @@ def _segmented(
     C_left = _rt.empty((cut.parts, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     # N_part[b h segment n]: the state N that each segment would end with if it began at zero
     N_part = _rt.empty((cut.lanes, size_h, cut.parts, size_n), dtype=torch.float32, device=v.device)
-    # N_left[segment b h]: the sum of the log2 decays of N over each segment
-    N_left = _rt.empty((cut.parts, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     _rt.launch(
         stream,
         _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
@@ -561,7 +550,7 @@ def _segmented(
         _rt.hinted(segment_states_N, config.occupancy_fwd_pass_state, config.warps_fwd_pass_state),
         (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            k, write, decay_sum, N_part, N_left, decay_oldest, cut.segment_table, cut.per_segment, config.chunk,
+            k, write, decay_sum, N_part, decay_oldest, cut.segment_table, cut.per_segment, config.chunk,
             config.state_tile_n, sequences is not None,
         ),
         early=True,
@@ -571,9 +560,9 @@ def _segmented(
         _rt.hinted(walk_out, config.occupancy_compute_out, config.warps_compute_out),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_p, config.tile_p)),
         (
-            q, k, v, _rt.given(C0, C_final), _rt.given(N0, N_final), decay_oldest, C_left, C_part, N_left, N_part,
-            decay_sum, write, cut.segment_table, y, C_final, N_final, _rt.given(C_states, C_final),
-            _rt.given(N_states, N_final), states_every, cut.per_segment, config.latency_k, _rt.PRECISION[config.scores],
+            q, k, v, _rt.given(C0, C_final), _rt.given(N0, N_final), decay_oldest, C_left, C_part, N_part, decay_sum,
+            write, cut.segment_table, y, C_final, N_final, _rt.given(C_states, C_final), _rt.given(N_states, N_final),
+            states_every, cut.per_segment, config.latency_k, _rt.PRECISION[config.scores],
             _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra], _rt.PRECISION[config.state],
             config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None, C0 is not None, N0 is not None,
             C_states is not None,

@@ -141,8 +141,7 @@ def segment_states_C(
     length = v.shape[1]
     n_tiles = ct.cdiv(C_part.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
-    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
-    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
+    begin = _reach.chunk_since(decay_oldest, lane, head, origin, segment, per_segment)
 
     C_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     C_left_tile = ct.zeros((), dtype=ct.float32)
@@ -221,7 +220,7 @@ def entry_states_C(
 @ct.kernel
 def segment_states_N(
     k: ct.Array,
-    write: ct.Array, decay_sum: ct.Array, N_part: ct.Array, N_left: ct.Array, decay_oldest: ct.Array,
+    write: ct.Array, decay_sum: ct.Array, N_part: ct.Array, decay_oldest: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     LATENCY_K: ct.Constant[int], LATENCY_N: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
@@ -241,11 +240,9 @@ def segment_states_N(
         k = k.slice(1, start, stop)
     length = k.shape[1]
     n_tile = ct.bid(2)
-    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
-    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
+    begin = _reach.chunk_since(decay_oldest, lane, head, origin, segment, per_segment)
 
     N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
-    N_left_tile = ct.zeros((), dtype=ct.float32)
     for chunk in range(begin, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         k_tile = load(  # [L, N]
             k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K
@@ -257,17 +254,14 @@ def segment_states_N(
             write_tile * exp2(-ct.abs(decay_end - decay_sum_tile))
         )
         N_tile = exp2(decay_end) * N_tile + ct.sum(k_tile * carry[:, None], axis=0)  # [N]
-        N_left_tile = N_left_tile + decay_end
     store(N_part, (lane, head, origin + segment, n_tile), (1, 1, 1, TILE_N), N_tile, latency=LATENCY_N)
-    if ct.bid(2) == 0:
-        store(N_left, (origin + segment, lane, head), (1, 1, 1), N_left_tile)
 
 
 @ct.kernel
 def entry_states_N(
     k: ct.Array,
     N0: ct.Array,
-    decay_oldest: ct.Array, N_left: ct.Array, N_part: ct.Array, write: ct.Array, decay_sum: ct.Array, N_entry: ct.Array,
+    decay_oldest: ct.Array, C_left: ct.Array, N_part: ct.Array, write: ct.Array, decay_sum: ct.Array, N_entry: ct.Array,
     segment_table: ct.Array,
     per_segment: int,
     LATENCY_N: ct.Constant[int], LATENCY_K: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
@@ -295,9 +289,9 @@ def entry_states_N(
     else:
         N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
     for before in range(since, segment):
-        N_left_tile = load(N_left, (origin + before, lane, head), (1, 1, 1))
+        C_left_tile = load(C_left, (origin + before, lane, head), (1, 1, 1))
         N_part_tile = load(N_part, (lane, head, origin + before, n_tile), (1, 1, 1, TILE_N), latency=LATENCY_N)  # [N]
-        N_tile = exp2(N_left_tile) * N_tile + N_part_tile  # [N]
+        N_tile = exp2(C_left_tile) * N_tile + N_part_tile  # [N]
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         store(N_entry, (lane, head, slot + chunk, n_tile), (1, 1, 1, TILE_N), N_tile, latency=LATENCY_N)
         k_tile = load(  # [L, N]
@@ -391,7 +385,7 @@ def read_gradients(
 @ct.kernel
 def segment_gradients_C(
     q: ct.Array,
-    decay_newest: ct.Array, d_read_C: ct.Array, decay_sum: ct.Array, d_C_part: ct.Array, d_C_left: ct.Array,
+    d_read_C: ct.Array, decay_sum: ct.Array, d_C_part: ct.Array, d_C_left: ct.Array, decay_newest: ct.Array,
     segment_table: ct.Array,
     d_C_states: ct.Array,
     every: int, per_segment: int,
@@ -419,9 +413,7 @@ def segment_gradients_C(
     n_tiles = ct.cdiv(d_C_part.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     begin = segment * per_segment
-    chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
-    newest = load(decay_newest, (origin + segment, lane, head), (1, 1, 1))
-    chunks = ct.minimum(chunks, newest + 1 - begin)  # no newer one is reached
+    chunks = _reach.chunks_until(decay_newest, lane, head, origin, segment, per_segment, length, CHUNK)
 
     d_C_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     d_C_left_tile = ct.zeros((), dtype=ct.float32)
@@ -484,8 +476,7 @@ def state_gradients_C(
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
-    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
-    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_C)
+    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, length, CHUNK, WITH_D_C)
 
     if WITH_D_C:
         d_C_tile = load(d_C_final, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
@@ -525,7 +516,7 @@ def state_gradients_C(
 @ct.kernel
 def segment_gradients_N(
     q: ct.Array,
-    decay_newest: ct.Array, d_read_N: ct.Array, decay_sum: ct.Array, d_N_part: ct.Array, d_N_left: ct.Array,
+    d_read_N: ct.Array, decay_sum: ct.Array, d_N_part: ct.Array, decay_newest: ct.Array,
     segment_table: ct.Array,
     d_N_states: ct.Array,
     every: int, per_segment: int,
@@ -551,12 +542,9 @@ def segment_gradients_N(
     length = q.shape[1]
     n_tile = ct.bid(2)
     begin = segment * per_segment
-    chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
-    newest = load(decay_newest, (origin + segment, lane, head), (1, 1, 1))
-    chunks = ct.minimum(chunks, newest + 1 - begin)  # no newer one is reached
+    chunks = _reach.chunks_until(decay_newest, lane, head, origin, segment, per_segment, length, CHUNK)
 
     d_N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
-    d_N_left_tile = ct.zeros((), dtype=ct.float32)
     for turn in range(chunks):
         chunk = begin + chunks - 1 - turn
         if KEPT:
@@ -574,17 +562,14 @@ def segment_gradients_N(
         ).astype(ct.float32)
         weight = exp2(decay_sum_tile)  # [L]: what is left of the state at a token
         d_N_tile = exp2(decay_end) * d_N_tile + ct.sum(q_tile * (weight * d_read_N_tile)[:, None], axis=0)  # [N]
-        d_N_left_tile = d_N_left_tile + decay_end
     store(d_N_part, (lane, head, origin + segment, n_tile), (1, 1, 1, TILE_N), d_N_tile)
-    if ct.bid(2) == 0:
-        store(d_N_left, (origin + segment, lane, head), (1, 1, 1), d_N_left_tile)
 
 
 @ct.kernel
 def state_gradients_N(
     q: ct.Array,
     d_N_final: ct.Array,
-    decay_newest: ct.Array, d_N_left: ct.Array, d_N_part: ct.Array, d_read_N: ct.Array, decay_sum: ct.Array,
+    decay_newest: ct.Array, d_C_left: ct.Array, d_N_part: ct.Array, d_read_N: ct.Array, decay_sum: ct.Array,
     d_N_end: ct.Array,
     segment_table: ct.Array,
     d_N0: ct.Array,
@@ -612,8 +597,7 @@ def state_gradients_N(
     n_tile = ct.bid(2)
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
-    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
-    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_N)
+    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, length, CHUNK, WITH_D_N)
 
     if WITH_D_N:
         d_N_tile = load(d_N_final, (sequence, head, n_tile), (1, 1, TILE_N))  # [N]
@@ -621,11 +605,11 @@ def state_gradients_N(
         d_N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
     for turn in range(until - 1 - segment):
         before = until - 1 - turn
-        d_N_left_tile = load(d_N_left, (origin + before, lane, head), (1, 1, 1))
+        d_C_left_tile = load(d_C_left, (origin + before, lane, head), (1, 1, 1))
         d_N_part_tile = load(  # [N]
             d_N_part, (lane, head, origin + before, n_tile), (1, 1, 1, TILE_N), latency=LATENCY_N
         )
-        d_N_tile = exp2(d_N_left_tile) * d_N_tile + d_N_part_tile  # [N]
+        d_N_tile = exp2(d_C_left_tile) * d_N_tile + d_N_part_tile  # [N]
     for turn in range(chunks):
         chunk = begin + chunks - 1 - turn
         if KEPT:
@@ -848,16 +832,12 @@ def launch(
     C_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     # N_part[b h segment n]: the state N that each segment would end with if it began at zero
     N_part = _rt.empty((cut.lanes, size_h, cut.ends, size_n), dtype=torch.float32, device=v.device)
-    # N_left[segment b h]: the sum of the log2 decays of N over each segment
-    N_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
-    # d_C_part[b h segment p n]: what each segment adds to the gradient of C that arrives at its end
-    d_C_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
     # d_C_left[segment b h]: the sum of the log2 decays of C over each segment
     d_C_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    # d_C_part[b h segment p n]: what each segment adds to the gradient of C that arrives at its end
+    d_C_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
     # d_N_part[b h segment n]: what each segment adds to the gradient of N that arrives at its end
     d_N_part = _rt.empty((cut.lanes, size_h, cut.ends, size_n), dtype=torch.float32, device=v.device)
-    # d_N_left[segment b h]: the sum of the log2 decays of N over each segment
-    d_N_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     # d_read_C[b h t p]: the gradient of read_C, what each token reads
     d_read_C = _rt.empty(
         (cut.lanes, size_h, cut.slots * config.chunk, size_p), dtype=_rt.stored(config.carried), device=v.device
@@ -884,8 +864,7 @@ def launch(
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (i, f, write, decay_sum, cut.chunk_table, float(size_n), config.chunk, config.tile_h, sequences is not None),
     )
-    # decay_oldest[segment b h]: the oldest chunk of which anything is left at the end of each segment
-    # decay_newest[segment b h]: the newest chunk at which anything is left of what each segment begins with
+    # decay_oldest, decay_newest[segment b h]: the chunks that each segment remembers from and reaches to
     decay_oldest, decay_newest = _reach.reaches(stream, decay_sum, cut, config.chunk, sequences is not None)
     _rt.launch(
         stream,
@@ -923,8 +902,8 @@ def launch(
         _rt.hinted(segment_states_N, config.occupancy_entry_states, config.warps_entry_states),
         (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            k, write, decay_sum, N_part, N_left, decay_oldest, cut.segment_table, cut.per_segment,
-            config.state_latency_k, config.state_latency_N, config.chunk, config.state_tile_n, sequences is not None,
+            k, write, decay_sum, N_part, decay_oldest, cut.segment_table, cut.per_segment, config.state_latency_k,
+            config.state_latency_N, config.chunk, config.state_tile_n, sequences is not None,
         ),
         early=True,
     )
@@ -933,7 +912,7 @@ def launch(
         _rt.hinted(entry_states_N, config.occupancy_entry_states, config.warps_entry_states),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            k, _rt.given(N0, d_N0), decay_oldest, N_left, N_part, write, decay_sum, N_entry, cut.segment_table,
+            k, _rt.given(N0, d_N0), decay_oldest, C_left, N_part, write, decay_sum, N_entry, cut.segment_table,
             cut.per_segment, config.state_latency_N, config.state_latency_k, config.chunk, config.state_tile_n,
             sequences is not None, N0 is not None,
         ),
@@ -960,7 +939,7 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            q, decay_newest, d_read_C, decay_sum, d_C_part, d_C_left, cut.segment_table, _rt.given(d_C_states, d_C0),
+            q, d_read_C, decay_sum, d_C_part, d_C_left, decay_newest, cut.segment_table, _rt.given(d_C_states, d_C0),
             states_every, cut.per_segment, config.state_latency_q, _rt.PRECISION[config.state], config.chunk,
             config.state_tile_p, config.state_tile_n, sequences is not None, d_C_states is not None,
         ),
@@ -987,7 +966,7 @@ def launch(
         _rt.hinted(segment_gradients_N, config.occupancy_state_gradients, config.warps_state_gradients),
         (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            q, decay_newest, d_read_N, decay_sum, d_N_part, d_N_left, cut.segment_table, _rt.given(d_N_states, d_N0),
+            q, d_read_N, decay_sum, d_N_part, decay_newest, cut.segment_table, _rt.given(d_N_states, d_N0),
             states_every, cut.per_segment, config.state_latency_q, config.chunk, config.state_tile_n,
             sequences is not None, d_N_states is not None,
         ),
@@ -998,7 +977,7 @@ def launch(
         _rt.hinted(state_gradients_N, config.occupancy_state_gradients, config.warps_state_gradients),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_n, config.state_tile_n)),
         (
-            q, _rt.given(d_N_final, d_N0), decay_newest, d_N_left, d_N_part, d_read_N, decay_sum, d_N_end,
+            q, _rt.given(d_N_final, d_N0), decay_newest, d_C_left, d_N_part, d_read_N, decay_sum, d_N_end,
             cut.segment_table, d_N0, _rt.given(d_N_states, d_N0), states_every, cut.per_segment, config.state_latency_N,
             config.state_latency_q, config.chunk, config.state_tile_n, sequences is not None, d_N_final is not None,
             d_N_states is not None,

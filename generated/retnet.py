@@ -192,7 +192,6 @@ def walk_out(
         S_left_tile = load(S_left, (origin + before, lane, head), (1, 1, 1))
         S_part_tile = load(S_part, (lane, head, origin + before, 0, p_tile), (1, 1, 1, TILE_N, TILE_P))  # [N, P]
         S_tile = exp2(S_left_tile) * S_tile + S_part_tile  # [N, P]
-
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         # Products over the column axis: of tokens with each other, and of tokens with the state that enters the chunk.
         scores = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]

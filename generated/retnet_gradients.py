@@ -275,7 +275,7 @@ def state_gradients(
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
     token = ct.arange(CHUNK, dtype=ct.int32)
-    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
+    until = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
 
     if WITH_D_S:
         d_S_tile = load(d_S_final, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
@@ -283,8 +283,8 @@ def state_gradients(
         d_S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     decay_log2 = clamp(log1p(-exp2(-5.0 - ct.astype(head, ct.float32))) * LOG2E, -128.0, 0.0)  # of one token
     decay_sum = (ct.astype(token, ct.float32) + 1.0) * decay_log2  # [L]
-    for turn in range(segments - 1 - segment):
-        before = segments - 1 - turn
+    for turn in range(until - 1 - segment):
+        before = until - 1 - turn
         d_S_left_tile = load(d_S_left, (origin + before, lane, head), (1, 1, 1))
         d_S_part_tile = load(  # [P, N]
             d_S_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
@@ -412,11 +412,10 @@ def launch(
     # S_part[b h segment p n]: the state S that each segment would end with if it began at zero
     S_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
     # S_left[segment b h]: the sum of the log2 decays of S over each segment
-    S_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    # d_S_left[segment b h]: the sum of the log2 decays of S over each segment
+    S_left, d_S_left = _rt.empty((2, cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device).unbind()
     # d_S_part[b h segment p n]: what each segment adds to the gradient of S that arrives at its end
     d_S_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
-    # d_S_left[segment b h]: the sum of the log2 decays of S over each segment
-    d_S_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     d_q = _gradients.memory(q, sequences)
     d_k = _gradients.memory(k, sequences)
     d_v = _gradients.memory(v, sequences)

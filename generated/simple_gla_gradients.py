@@ -114,8 +114,7 @@ def segment_states(
     length = v.shape[1]
     n_tiles = ct.cdiv(S_part.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
-    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
-    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
+    begin = _reach.chunk_since(decay_oldest, lane, head, origin, segment, per_segment)
 
     S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     S_left_tile = ct.zeros((), dtype=ct.float32)
@@ -189,7 +188,7 @@ def entry_states(
 def segment_gradients(
     q: ct.Array,
     d_y: ct.Array,
-    decay_newest: ct.Array, decay_sum: ct.Array, d_S_part: ct.Array, d_S_left: ct.Array,
+    decay_sum: ct.Array, d_S_part: ct.Array, d_S_left: ct.Array, decay_newest: ct.Array,
     segment_table: ct.Array,
     d_S_states: ct.Array,
     size_n: float, every: int, per_segment: int,
@@ -217,9 +216,7 @@ def segment_gradients(
     n_tiles = ct.cdiv(d_S_part.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     begin = segment * per_segment
-    chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
-    newest = load(decay_newest, (origin + segment, lane, head), (1, 1, 1))
-    chunks = ct.minimum(chunks, newest + 1 - begin)  # no newer one is reached
+    chunks = _reach.chunks_until(decay_newest, lane, head, origin, segment, per_segment, length, CHUNK)
 
     d_S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     d_S_left_tile = ct.zeros((), dtype=ct.float32)
@@ -283,8 +280,7 @@ def state_gradients(
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
-    segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)
-    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, segments, WITH_D_S)
+    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, length, CHUNK, WITH_D_S)
 
     if WITH_D_S:
         d_S_tile = load(d_S_final, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
@@ -479,11 +475,10 @@ def launch(
     # S_part[b h segment p n]: the state S that each segment would end with if it began at zero
     S_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
     # S_left[segment b h]: the sum of the log2 decays of S over each segment
-    S_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
+    # d_S_left[segment b h]: the sum of the log2 decays of S over each segment
+    S_left, d_S_left = _rt.empty((2, cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device).unbind()
     # d_S_part[b h segment p n]: what each segment adds to the gradient of S that arrives at its end
     d_S_part = _rt.empty((cut.lanes, size_h, cut.ends, size_p, size_n), dtype=torch.float32, device=v.device)
-    # d_S_left[segment b h]: the sum of the log2 decays of S over each segment
-    d_S_left = _rt.empty((cut.ends, cut.lanes, size_h), dtype=torch.float32, device=v.device)
     # d_decay_sum[b h t]: the gradient of the running sum of decay, by reads
     # d_decay_written[b h t]: what the end of a chunk asks decay for, by each token's input
     d_decay_sum, d_decay_written = _rt.empty(
@@ -501,8 +496,7 @@ def launch(
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (g, decay_sum, cut.chunk_table, config.chunk, config.tile_h, sequences is not None),
     )
-    # decay_oldest[segment b h]: the oldest chunk of which anything is left at the end of each segment
-    # decay_newest[segment b h]: the newest chunk at which anything is left of what each segment begins with
+    # decay_oldest, decay_newest[segment b h]: the chunks that each segment remembers from and reaches to
     decay_oldest, decay_newest = _reach.reaches(stream, decay_sum, cut, config.chunk, sequences is not None)
     _rt.launch(
         stream,
@@ -544,7 +538,7 @@ def launch(
             _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
         ),
         (
-            q, d_y, decay_newest, decay_sum, d_S_part, d_S_left, cut.segment_table, _rt.given(d_S_states, d_S0),
+            q, d_y, decay_sum, d_S_part, d_S_left, decay_newest, cut.segment_table, _rt.given(d_S_states, d_S0),
             float(size_n), states_every, cut.per_segment, config.state_latency_d_y, config.state_latency_q,
             _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
             d_S_states is not None,

@@ -185,8 +185,7 @@ def segment_states(
     n_tiles = ct.cdiv(S_part.shape[3], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     group_g = head // (heads // B.shape[2])
-    oldest = load(decay_oldest, (origin + segment, lane, head), (1, 1, 1))
-    begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten
+    begin = _reach.chunk_since(decay_oldest, lane, head, origin, segment, per_segment)
 
     S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     S_left_tile = ct.zeros((), dtype=ct.float32)
@@ -297,7 +296,6 @@ def walk_out(
             S_part, (lane, head, origin + before, 0, p_tile), (1, 1, 1, TILE_N, TILE_P), latency=LATENCY_S
         )
         S_tile = exp2(S_left_tile) * S_tile + S_part_tile  # [N, P]
-
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         # Products over the column axis: of tokens with each other, and of tokens with the state that enters the chunk.
         read_S_carried = ct.zeros((CHUNK, TILE_P), dtype=ct.float32)  # [L, P]

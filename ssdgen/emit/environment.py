@@ -11,7 +11,8 @@ from types import CodeType
 import jinja2
 from jinja2.bccache import Bucket
 
-from ssdgen.emit.host import DTYPES, Host, number
+from ssdgen.emit.buffers import DTYPES
+from ssdgen.emit.host import Host, number
 from ssdgen.emit.layout import WIDTH, broken, filled
 from ssdgen.emit.statements import Commenter, CutileStatements, TorchStatements
 from ssdgen.ir.expr import Axes

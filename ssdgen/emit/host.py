@@ -6,25 +6,19 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
+from ssdgen.emit.buffers import DTYPES, reaches, workspaces
 from ssdgen.emit.layout import broken
-from ssdgen.emit.printer import LOG2E
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import INFINITY, Output, State, Tensor
-from ssdgen.ir.plan import GroupKernel, Kernel, OutputKernel, Parameter, Plan, WalkKernel, Workspace
+from ssdgen.ir.plan import GroupKernel, Kernel, OutputKernel, Parameter, Plan, WalkKernel
 from ssdgen.ir.portable import PortableInput, PortableOutput
 from ssdgen.ir.schedule import PRODUCTS
 from ssdgen.plan.names import EVERY, host_scope, key_inputs
 
 PACKINGS = ("cu_seqlens", "seq_idx", "mask")
 """The arguments of `forward` that cut its tokens into sequences."""
-
-PRIME = "'"
-"""What marks the axes that are no axes of a spec."""
-
-DTYPES = {"bf16": "torch.bfloat16", "f16": "torch.float16", "f32": "torch.float32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +27,6 @@ class _Output:
     shape: str
     dtype: str
     joined: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Workspace:
-    host: str
-    code: str
-    docs: tuple[str, ...]
 
 
 class Host:
@@ -119,6 +106,7 @@ class Host:
             "state_zeros": zeros,
             "state_doc": f"Zero states: {', '.join(_state(s) for s in layer.states)}.",
             "refusal": f"{layer.name}: no kernels are emitted for {plan.refused}; compute on the CPU",
+            "reaches": reaches(plan, self._names),
             **(self._kernel_context() if plan.kernels else {}),
         }
 
@@ -146,8 +134,7 @@ class Host:
             "plan_sizes": self._sizes(list(plan.kernels)),
             "cut": f"_cut.cut({sizes}, {wanted}, {blocks}, {column}, sequences, {self.host(plan.leader)})",
             "sharing": self._sharing(),
-            "workspaces": self._workspaces(),
-            "reaches": self._reaches(),
+            "workspaces": workspaces(self._plan, self._names, self.host(plan.leader)),
             "launches": [
                 (getattr(k, "condition", ""), self._launch(k, early=i > 0)) for i, k in enumerate(plan.kernels)
             ],
@@ -272,46 +259,6 @@ class Host:
             name, axes = next((n, a) for n, a in arrays if axis in a)
             sources.append(f"{name}.shape[{axes.index(axis)}]")
         return broken(f"{', '.join(f'size_{a}' for a in needed)} = ", ", ".join(sources), "    ")
-
-    def _workspaces(self) -> list[_Workspace]:
-        """The buffers in their order; those that are alike, one behind the other, in one allocation."""
-        alike = groupby(self._plan.workspaces, key=lambda w: (w.shape, w.dtype))
-        return [self._allocated(shape, dtype, tuple(buffers)) for (shape, dtype), buffers in alike]
-
-    def _reaches(self) -> list[_Workspace]:
-        """What `_reach.py` finds behind the kernel that stores running sums, decay by decay."""
-        layer = self._layer
-        axes = (layer.batch, layer.head, layer.time)
-        said = {
-            "oldest": "the oldest chunk of which anything is left at the end of each segment",
-            "newest": "the newest chunk at which anything is left of what each segment begins with",
-        }
-        found = []
-        for r in self._plan.reaches:
-            sums = self._names.of("workspace", r.sums)
-            if r.axes != axes:
-                sums += f".permute({', '.join(str(r.axes.index(a)) for a in axes)})"
-            names = {
-                what: self._names.of("workspace", n) for what, n in (("oldest", r.oldest), ("newest", r.newest)) if n
-            }
-            function = "reaches" if r.newest else "oldest_chunks"
-            code = f"_reach.{function}(stream, {sums}, cut, config.chunk, sequences is not None)"
-            place = f"[segment {layer.batch} {layer.head}]"
-            docs = tuple(f"{name}{place}: {said[what]}" for what, name in names.items())
-            found.append(_Workspace(", ".join(names.values()), code, docs))
-        return found
-
-    def _allocated(self, shape: tuple[str, ...], dtype: str, buffers: tuple[Workspace, ...]) -> _Workspace:
-        stored = {"carried": "_rt.stored(config.carried)", "scores": "_rt.stored_scores(config.intra)"}
-        names = [self._names.of("workspace", w.name) for w in buffers]
-        sizes = shape if len(buffers) == 1 else (str(len(buffers)), *shape)
-        device = f"{self.host(self._plan.leader)}.device"
-        code = f"_rt.empty(({', '.join(sizes)}), dtype={stored.get(dtype) or DTYPES[dtype]}, device={device})"
-        docs = [
-            f"{name}[{' '.join(w.axes).replace(PRIME, '')}]: {w.doc.replace(repr(LOG2E), 'LOG2E')}"
-            for name, w in zip(names, buffers, strict=True)
-        ]
-        return _Workspace(", ".join(names), code + (".unbind()" if len(buffers) > 1 else ""), tuple(docs))
 
     def _launch(self, kernel: Kernel, early: bool) -> str:
         args = ", ".join(self.argument(p) for p in kernel.parameters)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ssdgen.emit.host import DTYPES, Host, number, tupled
+from ssdgen.emit.buffers import DTYPES
+from ssdgen.emit.host import Host, number, tupled
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import Output
 from ssdgen.ir.plan import Parameter, Plan, StepKernel

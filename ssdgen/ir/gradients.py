@@ -30,7 +30,6 @@ class BackKernel(StateKernel):
     """A StateKernel of a segment that walks from its last chunk to its first, `begin`; `jump` runs for each segment behind
     this one and before `until`, the last first, and moves the state back over it."""
 
-    until: str
     jump: tuple[Statement, ...]
 
 

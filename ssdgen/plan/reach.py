@@ -28,16 +28,18 @@ def remembered(builder: KernelBuilder, state: ChunkState) -> list[str]:
     """The assignment of `begin`, the first chunk that a walk to the end of a segment starts from; none if that is its first."""
     if not _forgets(builder.form, state):
         return []
-    oldest = _load(builder, f"{state.decay}_oldest")
-    return [f"oldest = {oldest}", "begin = ct.maximum(segment * per_segment, oldest)  # what is older is forgotten"]
+    oldest = _declared(builder, f"{state.decay}_oldest")
+    return [f"begin = _reach.chunk_since({oldest}, lane, head, origin, segment, per_segment)"]
 
 
-def reached(builder: KernelBuilder, state: ChunkState) -> list[str]:
-    """The assignments that leave of the `chunks` of a walk back those that the beginning of its segment reaches."""
-    if not _forgets(builder.form, state):
-        return []
-    newest = _load(builder, f"{state.decay}_newest")
-    return [f"newest = {newest}", "chunks = ct.minimum(chunks, newest + 1 - begin)  # no newer one is reached"]
+def back_over(builder: KernelBuilder, state: ChunkState, ends: bool) -> tuple[str, ...]:
+    """The assignments of `begin` and `chunks`, what a block walks back over: all of its segment, or, if it only `ends`, what
+    the beginning of that reaches."""
+    chunks = "ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin"
+    if ends and _forgets(builder.form, state):
+        newest = _declared(builder, f"{state.decay}_newest")
+        chunks = f"_reach.chunks_until({newest}, lane, head, origin, segment, per_segment, length, CHUNK)"
+    return "begin = segment * per_segment", f"chunks = {chunks}"
 
 
 def since(builder: KernelBuilder, states: Iterable[ChunkState], entering: str) -> list[str]:
@@ -52,12 +54,13 @@ def since(builder: KernelBuilder, states: Iterable[ChunkState], entering: str) -
 
 
 def until(builder: KernelBuilder, state: ChunkState, arriving: str) -> list[str]:
-    """The assignment of `until`, behind the last segment that the end of this one reaches; none if that is behind all, as it
-    is wherever the flag `arriving` says that a gradient arrives there."""
+    """The assignment of `until`, behind the last segment that the end of this one reaches: behind all wherever the flag
+    `arriving` says that a gradient arrives there, and with a decay that never is small enough."""
     if not _forgets(builder.form, state):
-        return []
+        return ["until = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)"]
     newest = _declared(builder, f"{state.decay}_newest")
-    return [f"until = _reach.segment_until({newest}, lane, head, origin, segment, per_segment, segments, {arriving})"]
+    where = "lane, head, origin, segment, per_segment, length, CHUNK"
+    return [f"until = _reach.segment_until({newest}, {where}, {arriving})"]
 
 
 def _forgets(form: ChunkForm, state: ChunkState) -> bool:
@@ -68,8 +71,3 @@ def _declared(builder: KernelBuilder, name: str) -> str:
     """The array of a chunk for each segment of a walk."""
     layer = builder.layer
     return builder.declare(Parameter(name, "workspace", name, (SEGMENTS, layer.batch, layer.head), "i32"))
-
-
-def _load(builder: KernelBuilder, name: str) -> str:
-    """The load of that of this segment."""
-    return f"load({_declared(builder, name)}, (origin + segment, lane, head), (1, 1, 1))"

@@ -4,7 +4,8 @@ The definition, for any spec and shape of a whole batch:
 
 - *compulsory* are the bytes of reading every input once and of writing every output and final state once;
 - a kernel moves every array that it loads or stores once, workspaces as long as they are: what blocks read again is in
-  the L2 cache. Only a kernel that makes the states which enter segments walks all segments but the last;
+  the L2 cache. Only a kernel that makes the states which enter segments walks all segments but the last, and all of those:
+  where states forget it has less to do, and finding out how far they reach (`_reach.py`) is a few numbers a segment;
 - a kernel's operations are those of its products of tiles, a multiply and an add counted as two, padding and the masked
   half of the scores too: that is what the tensor cores do;
 - a kernel takes at least the longer of its bytes at the bandwidth and its products at their rate; a plan takes the sum.

@@ -157,11 +157,11 @@ def end_workspaces(
     form: ChunkForm, config: Config, name: str, state: ChunkState, segments: str, docs: tuple[str, str]
 ) -> tuple[Workspace, ...]:
     """What a walk called `name` leaves of each segment, `segments` in number: its end, and the sum of the decays of `state` if
-    that has any. `docs` say what each is, with {} for the state."""
+    that has any and no state before has the same. `docs` say what each is, with {} for the state."""
     lengths = {SEGMENTS: segments, form.recurrence.layer.batch: "cut.lanes"}
     buffers = [(_part(form, config, name, state), docs[0])]
-    if form.decay(state.decay).kind != "none":
-        buffers.append((_left(form, name), docs[1]))
+    if form.decay(state.decay).kind != "none" and _first(form, state) == state:
+        buffers.append((_left(form, name, state), docs[1]))
     return tuple(
         Workspace(p.name, p.axes, tuple(lengths.get(a, f"size_{a}") for a in p.axes), "f32", doc.format(state.name))
         for p, doc in buffers
@@ -183,12 +183,12 @@ def segment_end(
         ("", (Store(part, builder.slots(part), carried, builder.tile_axes(builder.parameters[part].axes), latency),))
     ]
     ends = builder.known.get(f"end {state.decay}")
-    if ends is not None:
+    if ends is not None and _first(builder.form, state) == state:
         before, step = sections
         left = Ref(builder.names.fresh(f"{name}_left_tile"))
         before.append(Zeros(left))
         step.append(Let(left, Apply("add", (left, ends))))
-        total = builder.declare(_left(builder.form, name))
+        total = builder.declare(_left(builder.form, name, state))
         stores.append(("ct.bid(2) == 0", (Store(total, builder.slots(total), left, ()),)))
     return part, tuple(stores)
 
@@ -199,10 +199,12 @@ def jump_over(builder: WalkBuilder, name: str, state: ChunkState, carried: Ref) 
     statements: list[Statement] = []
     kept: Expr = carried
     if form.decay(state.decay).kind != "none":
-        left = builder.declare(_left(form, name))
-        tile = Ref(builder.names.fresh(f"{left}_tile"))
-        statements.append(Load(tile, left, builder.slots(left)))
-        kept = mul(exp2(tile), carried)
+        left = builder.declare(_left(form, name, state))
+        key = f"before {left}"
+        if key not in builder.known:
+            builder.known[key] = Ref(builder.names.fresh(f"{left}_tile"))
+            statements.append(Load(builder.known[key], left, builder.slots(left)))
+        kept = mul(exp2(builder.known[key]), carried)
     part = builder.declare(_part(form, builder.config, name, state))
     tile = Ref(builder.names.fresh(f"{part}_tile"), carried.axes)
     statements.append(Load(tile, part, builder.slots(part), builder.latency(state.name)))
@@ -250,10 +252,17 @@ def _part(form: ChunkForm, config: Config, name: str, state: ChunkState) -> Para
     return Parameter(f"{name}_part", "workspace", f"{name}_part", (*_walks(form), *_layout(config, state)), "f32")
 
 
-def _left(form: ChunkForm, name: str) -> Parameter:
-    """Segments come first: with them last, its strides would be of another class, to be compiled for, from length to length."""
+def _first(form: ChunkForm, state: ChunkState) -> ChunkState:
+    """The first state with the decay of `state`, whose walks leave the sums of that decay for all such states."""
+    return next(s for s in form.states if s.decay == state.decay)
+
+
+def _left(form: ChunkForm, name: str, state: ChunkState) -> Parameter:
+    """The sums of the decay of `state` that a walk called `name`, after the state or a gradient of it, jumps over segments by.
+    Segments come first: with them last, its strides would be of another class, to be compiled for, from length to length."""
     layer = form.recurrence.layer
-    return Parameter(f"{name}_left", "workspace", f"{name}_left", (SEGMENTS, layer.batch, layer.head), "f32")
+    own = f"{'' if name == state.name else 'd_'}{_first(form, state).name}_left"
+    return Parameter(own, "workspace", own, (SEGMENTS, layer.batch, layer.head), "f32")
 
 
 def _owned(form: ChunkForm, state: ChunkState) -> tuple[str, ...]:

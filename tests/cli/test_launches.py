@@ -16,9 +16,11 @@ def test_every_launch_is_a_request_once() -> None:
     requests = [r for r in requests if r not in gradients]
     assert [(r.kernel, r.label) for r in requests if r.arch == "sm_90"] == [
         ("chunk_cumsum", "bf16 f32"),
+        ("segment_reach", "bf16 f32"),
         ("segment_states", "bf16"),
         ("group_scores", "bf16"),
         ("walk_out", "bf16"),
+        ("segment_reach", "bf16 f32"),  # of gradients: both ways
         ("walk_out", "bf16 with z"),
         ("token_step", "bf16"),
         ("token_step", "bf16 with z"),
@@ -35,7 +37,7 @@ def test_every_launch_is_a_request_once() -> None:
         ("token_step", "f32 with bf16 slots"),
         ("token_step", "f32 with 4 tokens"),
     ]
-    assert len(requests) == len(set(requests)) == 38
+    assert len(requests) == len(set(requests)) == 42
     walks = ("segment_gradients", "state_gradients", "chunk_gradients")
     assert [(r.kernel, r.label) for r in gradients if r.arch == "sm_90" and "bf16" in r.label] == [
         *((kernel, "bf16") for kernel in ("segment_states", "entry_states", *walks)),

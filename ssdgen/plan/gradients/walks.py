@@ -31,7 +31,7 @@ from ssdgen.plan.decays import decay_sums, grown
 from ssdgen.plan.gradients.arriving import load_arriving
 from ssdgen.plan.names import KEPT
 from ssdgen.plan.place import SEGMENT_TABLE, declare_packed, walk_position
-from ssdgen.plan.reach import reached, since, until
+from ssdgen.plan.reach import back_over, since, until
 from ssdgen.plan.segments import (
     RANGE,
     declare_segment,
@@ -47,7 +47,6 @@ from ssdgen.plan.walk import WalkBuilder, channels_of, entry_axes, entry_dtype
 
 ENTRY, BACK = "entry_states", "state_gradients"
 SEGMENT_BACK = "segment_gradients"
-SEGMENTS_LINE = "segments = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)"
 
 
 def end_name(state: StateAdjoint) -> str:
@@ -76,7 +75,7 @@ def walk_workspaces(adjoint: Adjoint, config: Config) -> tuple[Workspace, ...]:
         docs = ("the state {} that each segment would end with if it began at zero", log2)
         ends += end_workspaces(form, config, state.name, state, "cut.ends", docs)
         docs = ("what each segment adds to the gradient of {} that arrives at its end", log2)
-        passed += end_workspaces(form, config, adj.name, state, "cut.ends", docs)
+        passed += reversed(end_workspaces(form, config, adj.name, state, "cut.ends", docs))  # alike ones side by side
     return (*stored, *ends, *passed)
 
 
@@ -143,12 +142,12 @@ def _back_kernel(adjoint: Adjoint, config: Config, adj: StateAdjoint, ends: bool
     time, channels = builder.layer.time, channels_of(state)
     carried = Ref(builder.names.of("state", f"{adj.name}_tile"), channels)
     before: list[Statement] = [Zeros(carried)]
-    more = reached(builder, state) if ends else []
+    behind: list[str] = []
     if not ends:
         final = builder.declare(Parameter(f"{adj.name}_final", "initial", f"{adj.name}_final", state.axes, "f32"))
         flag = builder.flag(f"WITH_{adj.name.upper()}", f"{adj.name}_final")
         before = [When(flag, (builder.load_tile(final, carried),), (Zeros(carried),))]
-        more = until(builder, state, flag)
+        behind = until(builder, state, flag)
     jump = () if ends else tuple(jump_over(builder, adj.name, state, carried))
     step: list[Statement] = []
     builder.hoist = (time, before)
@@ -179,7 +178,8 @@ def _back_kernel(adjoint: Adjoint, config: Config, adj: StateAdjoint, ends: bool
         first = builder.declare(Parameter(f"{adj.name}0", "final", f"{adj.name}0", state.axes, "f32"))
         store = Store(first, builder.slots(first), carried, builder.tile_axes(state.axes))
         after = (("segment == 0", (store,)),)
-    parameters, grid, position = _placed(builder, state, stored, before, step, back=True, ends=ends)
+    walked = back_over(builder, state, ends)
+    parameters, grid, position = _placed(builder, state, stored, before, step, walked, ends)
     name, doc = (
         BACK,
         "at the end of each chunk, and of the initial one: a block walks back over the chunks of a segment",
@@ -192,8 +192,7 @@ def _back_kernel(adjoint: Adjoint, config: Config, adj: StateAdjoint, ends: bool
     return BackKernel(
         parameters=parameters,
         grid=grid,
-        position=(*position, *more) if ends else (*position, SEGMENTS_LINE, *more),
-        until="until" if more else "segments",
+        position=(*position, *behind),
         name=name if len(form.states) == 1 else f"{name}_{state.name}",
         role=BACK,
         doc=f"The gradient of the state {state.name} {doc} with a tile of it in registers.",
@@ -223,24 +222,20 @@ def _placed(
     stored: str,
     before: list[Statement],
     step: list[Statement],
-    *,
-    back: bool = False,
+    walked: tuple[str, ...] = (),
     ends: bool = False,
 ) -> tuple[tuple[Parameter, ...], tuple[str, ...], tuple[str, ...]]:
-    """What all walks have: parameters, a grid of walks, segments and tiles of the state, and the lines that place a block."""
+    """What all walks have: parameters, a grid of walks, segments and tiles of the state, and the lines that place a block,
+    of one that walks back with those of `walked`."""
     layer, channels = builder.layer, channels_of(state)
     declare_segment(builder, channels)
     builder.finish(before, step)
     array = builder.parameters[stored]
     heads = f"{stored}.shape[{array.axes.index(layer.head)}]"
-    walked = [
-        "begin = segment * per_segment",
-        "chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin",
-    ]
     position = [
-        *walk_position(builder, heads, segmented=True, ends=ends, back=back),
+        *walk_position(builder, heads, segmented=True, ends=ends, back=bool(walked)),
         *state_tiles(array, channels),
-        *(walked if back else []),
+        *walked,
         *builder.position_lines("heads"),
     ]
     segments = "cut.inner" if ends else "cut.segments"
