@@ -33,7 +33,7 @@ def sums_of(ends: Tensor) -> Tensor:
 def oldest_of(ends: list[float]) -> int:
     """The oldest chunk of which anything is left behind all of `ends`."""
     left, at = 0.0, len(ends) - 1
-    while at > 0 and left + ends[at] > -127:
+    while at > 0 and left + ends[at] > _reach.FORGOTTEN:
         left += ends[at]
         at -= 1
     return at

@@ -1,9 +1,10 @@
-"""How far the end and the beginning of a segment reach: what has decayed below the normal numbers of float32 is not read.
+"""How far the end and the beginning of a segment reach: chunks of which as good as nothing is left there are not read.
 
-Less than 2^-127 of an input may be left at the end of a segment, a factor that `exp2` of kernels flushes to 0 within a chunk.
-So a walk that only makes the state there begins at the oldest chunk of which more is left, and one back, that only makes the
-gradient at the beginning, ends at the newest that reads more of that. What is older is not read at all: not even a NaN. How
-many chunks that saves is up to the data; Mamba-2 as it is initialised forgets in some hundred to some thousand tokens.
+A walk that only makes the state at the end of a segment begins at the oldest chunk of which more than 2^-64 is left there, and
+one back, that only makes the gradient at the beginning, ends at the newest that reads more than that. Beside an input of now,
+of which all is left, float32 resolves 2^-24: one so old would have to be 2^40 times as large to be seen. What is older is not
+read at all, not even a NaN. How many chunks that saves is up to the data: Mamba-2 as it is initialised forgets in 130 to 2,000
+tokens.
 
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """
@@ -20,7 +21,7 @@ from . import _runtime as _rt
 from ._cut import Cut
 from ._tiles import await_previous, load, segment_at
 
-FORGOTTEN = -127.0
+FORGOTTEN = -64.0
 """The log2 of what is left of a chunk from which on it counts as nothing."""
 
 WINDOW = 128
