@@ -282,7 +282,7 @@ def walk_out(
     p_tile = ct.bid(2)
     group_g = head // (heads // C.shape[2])
     token = ct.arange(CHUNK, dtype=ct.int32)
-    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
+    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment)
 
     causal = token[:, None] >= token[None, :]  # [L, L]
     D_tile = load(D, (head, p_tile), (1, TILE_P), uniform=(False, D_UNIFORM_P)).astype(ct.float32)  # [P]

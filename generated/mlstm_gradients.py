@@ -190,7 +190,7 @@ def entry_states_C(
     length = v.shape[1]
     n_tiles = ct.cdiv(C_entry.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
-    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_C0)
+    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment)
 
     if WITH_C0:
         C_tile = load(C0, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
@@ -282,7 +282,7 @@ def entry_states_N(
         k = k.slice(1, start, stop)
     length = k.shape[1]
     n_tile = ct.bid(2)
-    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_N0)
+    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment)
 
     if WITH_N0:
         N_tile = load(N0, (sequence, head, n_tile), (1, 1, TILE_N))  # [N]
@@ -476,7 +476,7 @@ def state_gradients_C(
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
-    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, length, CHUNK, WITH_D_C)
+    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, length, CHUNK)
 
     if WITH_D_C:
         d_C_tile = load(d_C_final, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
@@ -597,7 +597,7 @@ def state_gradients_N(
     n_tile = ct.bid(2)
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
-    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, length, CHUNK, WITH_D_N)
+    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, length, CHUNK)
 
     if WITH_D_N:
         d_N_tile = load(d_N_final, (sequence, head, n_tile), (1, 1, TILE_N))  # [N]

@@ -210,7 +210,7 @@ def walk_out(
     length = q.shape[1]
     p_tile = ct.bid(2)
     token = ct.arange(CHUNK, dtype=ct.int32)
-    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
+    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment)
 
     causal = token[:, None] >= token[None, :]  # [L, L]
     if WITH_S0:

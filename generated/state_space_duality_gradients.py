@@ -189,7 +189,7 @@ def entry_states(
     n_tiles = ct.cdiv(S_entry.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     group_g = head // (heads // B.shape[2])
-    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment, WITH_S0)
+    since = _reach.segment_since(decay_oldest, lane, head, origin, segment, per_segment)
 
     if WITH_S0:
         S_tile = load(S0, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
@@ -318,7 +318,7 @@ def state_gradients(
     begin = segment * per_segment
     chunks = ct.minimum(ct.cdiv(length, CHUNK), begin + per_segment) - begin
     group_g = head // (heads // C.shape[2])
-    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, length, CHUNK, WITH_D_S)
+    until = _reach.segment_until(decay_newest, lane, head, origin, segment, per_segment, length, CHUNK)
 
     if WITH_D_S:
         d_S_tile = load(d_S_final, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]

@@ -42,25 +42,24 @@ def back_over(builder: KernelBuilder, state: ChunkState, ends: bool) -> tuple[st
     return "begin = segment * per_segment", f"chunks = {chunks}"
 
 
-def since(builder: KernelBuilder, states: Iterable[ChunkState], entering: str) -> list[str]:
+def since(builder: KernelBuilder, states: Iterable[ChunkState]) -> list[str]:
     """The assignment of `since`, the first segment of which anything is left where this one begins; none if that is the first
-    of all, as it is wherever the flag `entering` says that a state enters that one."""
+    of all. What enters the first may then be taken to enter that one: the jump over it leaves nothing of it either."""
     every = tuple(states)
     if not all(_forgets(builder.form, s) for s in every):
         return []
     arrays = [_declared(builder, f"{d}_oldest") for d in dict.fromkeys(s.decay for s in every)]
-    calls = [f"_reach.segment_since({a}, lane, head, origin, segment, per_segment, {entering})" for a in arrays]
+    calls = [f"_reach.segment_since({a}, lane, head, origin, segment, per_segment)" for a in arrays]
     return [f"since = {calls[0]}", *(f"since = ct.minimum(since, {call})" for call in calls[1:])]
 
 
-def until(builder: KernelBuilder, state: ChunkState, arriving: str) -> list[str]:
-    """The assignment of `until`, behind the last segment that the end of this one reaches: behind all wherever the flag
-    `arriving` says that a gradient arrives there, and with a decay that never is small enough."""
+def until(builder: KernelBuilder, state: ChunkState) -> list[str]:
+    """The assignment of `until`, behind the last segment that the end of this one reaches; behind all with a decay that no
+    token has. What arrives at the end of all may then be taken to arrive there."""
     if not _forgets(builder.form, state):
         return ["until = ct.cdiv(ct.cdiv(length, CHUNK), per_segment)"]
     newest = _declared(builder, f"{state.decay}_newest")
-    where = "lane, head, origin, segment, per_segment, length, CHUNK"
-    return [f"until = _reach.segment_until({newest}, {where}, {arriving})"]
+    return [f"until = _reach.segment_until({newest}, lane, head, origin, segment, per_segment, length, CHUNK)"]
 
 
 def _forgets(form: ChunkForm, state: ChunkState) -> bool:

@@ -90,8 +90,7 @@ def walk_kernel(form: ChunkForm, config: Config, segmented: bool) -> WalkKernel:
 
     carried = {s.name: Ref(builder.names.of("state", f"{s.name}_tile"), _layout(config, s)) for s in form.states}
     entered: list[Statement] = [builder.initial(s, carried[s.name]) for s in form.states]
-    entering = " or ".join(builder.presence(f"{s.name}0") for s in form.states)
-    skipped = since(builder, form.states, entering) if segmented else []
+    skipped = since(builder, form.states) if segmented else []
     jump: list[Statement] = []
     for state in form.states if segmented else ():
         jump += jump_over(builder, state.name, state, carried[state.name])

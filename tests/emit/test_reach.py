@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,15 @@ import torch
 from torch import Tensor
 
 from generated import _cut, _reach, _runtime, mamba2
+from ssdgen.derive import chunk_form, recurrence
+from ssdgen.diagnostics import Source
+from ssdgen.emit import emit
+from ssdgen.emit.package import package
+from ssdgen.plan import plan as plan_of
 from ssdgen.run.checks import one_thread, poisoned_memory, relative_error
 from ssdgen.run.emulate import launch
+from ssdgen.run.load import load
+from ssdgen.spec import read_layer
 
 CHUNK = 4
 
@@ -120,3 +128,43 @@ def test_any_decay_gives_what_the_portable_form_gives(rate: float, packed: bool)
         for name, got, want in zip(names, found, exact, strict=True):
             if name != "A" or rate < 40:  # 1e-11 of the loss, a sum over tokens that cancels
                 assert relative_error(got, want) <= 2e-3, name  # gradients multiply in TF32
+
+
+TWO_DECAYS = """\
+language 1
+layer two "Two states, one of which remembers what the other has forgotten"
+
+axes    b t h p n
+sizes   p = 32, n = 32
+
+inputs
+  x[b t h p]             : bf16 | f32
+  f[b t h], g[b t h]     : f32 <= 0
+  K[b t h n], Q[b t h n] : like x
+
+state   S[b h p n] : f32
+        S[t] = exp(f) * S[t-1] + outer(x, K)
+        M[b h p n] : f32
+        M[t] = exp(g) * M[t-1] + outer(x, K)
+
+output  y[b t h p] : like x
+        y = S[t] . Q + M[t] . Q
+"""
+
+
+def test_of_two_decays_the_longer_memory_counts() -> None:
+    """A walk with both states jumps over every segment that either remembers."""
+    plan = plan_of(chunk_form(recurrence(read_layer(Source("two.ssd", TWO_DECAYS)))))
+    module = load("two", package([emit(plan)]))
+    random = torch.Generator().manual_seed(3)
+    x, K, Q = (torch.randn(1, 512, 1, 32, generator=random) for _ in range(3))
+    strong, weak = torch.full((1, 512, 1), -1.5), torch.full((1, 512, 1), -0.01)
+    exact = dict.fromkeys(("scores", "carried", "intra", "state"), "tf32x3")
+    config = replace(module.CONFIGS[torch.float32], segments=4, **exact)
+    runtime = importlib.import_module("._runtime", module.__package__)
+    for f, g in ((strong, weak), (weak, strong)):
+        with runtime.launcher(launch):
+            got = module.forward(x, f, g, K, Q, config=config)
+        want = module.forward(*(v.double() for v in (x, f, g, K, Q)))
+        for ours, true in zip(got, want, strict=True):
+            assert relative_error(ours, true) <= 1e-5

@@ -97,43 +97,29 @@ def chunks_until(
 
 
 @ct.function
-def segment_since(
-    oldest: ct.Array, lane: int, head: int, origin: int, segment: int, per_segment: int, every: bool
-) -> int:
-    """The first segment of a walk of which anything is left where `segment` begins; with `every` the first of all.
+def segment_since(oldest: ct.Array, lane: int, head: int, origin: int, segment: int, per_segment: int) -> int:
+    """The first segment of a walk of which anything is left where `segment` begins.
 
     `oldest` has, at `origin` and behind, the oldest chunk of which anything is left at the end of each segment; the first
     segment begins with none of that, and what is loaded for it may be anything.
     """
-    since = 0
-    if not every:
-        chunk = load(oldest, (origin + ct.maximum(segment - 1, 0), lane, head), (1, 1, 1))
-        since = ct.minimum(ct.maximum(chunk // per_segment, 0), segment)
+    chunk = load(oldest, (origin + ct.maximum(segment - 1, 0), lane, head), (1, 1, 1))
+    since: int = ct.minimum(ct.maximum(chunk // per_segment, 0), segment)
     return since
 
 
 @ct.function
 def segment_until(
-    newest: ct.Array,
-    lane: int,
-    head: int,
-    origin: int,
-    segment: int,
-    per_segment: int,
-    length: int,
-    chunk: int,
-    every: bool,
+    newest: ct.Array, lane: int, head: int, origin: int, segment: int, per_segment: int, length: int, chunk: int
 ) -> int:
-    """Behind the last segment, of a walk over `length` tokens, that what `segment` ends with reaches; with `every` behind all.
+    """Behind the last segment, of a walk over `length` tokens, that what `segment` ends with reaches.
 
     `newest` has, at `origin` and behind, the newest chunk that what each segment begins with reaches; nothing is behind the
     last segment, and what is loaded for it may be anything.
     """
     segments = ct.cdiv(ct.cdiv(length, chunk), per_segment)
-    until: int = segments
-    if not every:
-        last = load(newest, (origin + ct.minimum(segment + 1, segments - 1), lane, head), (1, 1, 1))
-        until = ct.minimum(ct.maximum(last // per_segment, segment) + 1, segments)
+    last = load(newest, (origin + ct.minimum(segment + 1, segments - 1), lane, head), (1, 1, 1))
+    until: int = ct.minimum(ct.maximum(last // per_segment, segment) + 1, segments)
     return until
 
 

@@ -105,7 +105,7 @@ def _entry_kernel(form: ChunkForm, config: Config, state: ChunkState) -> EntryKe
     channels = channels_of(state)
     carried = Ref(builder.names.of("state", f"{state.name}_tile"), channels)
     before: list[Statement] = [builder.initial(state, carried)]
-    skipped = since(builder, (state,), builder.presence(f"{state.name}0"))
+    skipped = since(builder, (state,))
     jump = tuple(jump_over(builder, state.name, state, carried))
     step: list[Statement] = []
     builder.hoist = (builder.layer.time, before)
@@ -147,7 +147,7 @@ def _back_kernel(adjoint: Adjoint, config: Config, adj: StateAdjoint, ends: bool
         final = builder.declare(Parameter(f"{adj.name}_final", "initial", f"{adj.name}_final", state.axes, "f32"))
         flag = builder.flag(f"WITH_{adj.name.upper()}", f"{adj.name}_final")
         before = [When(flag, (builder.load_tile(final, carried),), (Zeros(carried),))]
-        behind = until(builder, state, flag)
+        behind = until(builder, state)
     jump = () if ends else tuple(jump_over(builder, adj.name, state, carried))
     step: list[Statement] = []
     builder.hoist = (time, before)
