@@ -119,7 +119,7 @@ def segment_until(
     """
     segments = ct.cdiv(ct.cdiv(length, chunk), per_segment)
     last = load(newest, (origin + ct.minimum(segment + 1, segments - 1), lane, head), (1, 1, 1))
-    until: int = ct.minimum(ct.maximum(last // per_segment, segment) + 1, segments)
+    until: int = ct.minimum(ct.maximum(last // per_segment, segment), segments - 1) + 1
     return until
 
 
