@@ -118,7 +118,8 @@ def segment_until(
     last segment, and what is loaded for it may be anything.
     """
     segments = ct.cdiv(ct.cdiv(length, chunk), per_segment)
-    last = load(newest, (origin + ct.minimum(segment + 1, segments - 1), lane, head), (1, 1, 1))
+    behind = ct.maximum(ct.minimum(segment + 1, segments - 1), 0)  # a sequence without tokens has no segment
+    last = load(newest, (origin + behind, lane, head), (1, 1, 1))
     until: int = ct.minimum(ct.maximum(last // per_segment, segment), segments - 1) + 1
     return until
 
