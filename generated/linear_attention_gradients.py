@@ -102,9 +102,10 @@ def segment_states(
     length = v.shape[1]
     n_tiles = ct.cdiv(S_part.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
+    begin = segment * per_segment
 
     S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
-    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+    for chunk in range(begin, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         v_tile = load(v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V)  # [L, P]
         k_tile = load(k, (batch, chunk, head, n_tile), (1, CHUNK, 1, TILE_N), latency=LATENCY_K)  # [L, N]
         S_tile = dot(ct.transpose(v_tile), k_tile, S_tile, STATE)  # [P, N]

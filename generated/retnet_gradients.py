@@ -106,13 +106,14 @@ def segment_states(
     n_tiles = ct.cdiv(S_part.shape[4], TILE_N)
     p_tile, n_tile = ct.bid(2) // n_tiles, ct.bid(2) % n_tiles
     token = ct.arange(CHUNK, dtype=ct.int32)
+    begin = segment * per_segment
 
     S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
     weight_tile = 1.0 / ct.sqrt(size_n)
     decay_log2 = clamp(log1p(-exp2(-5.0 - ct.astype(head, ct.float32))) * LOG2E, -128.0, 0.0)  # of one token
     decay_sum = (ct.astype(token, ct.float32) + 1.0) * decay_log2  # [L]
     S_left_tile = ct.zeros((), dtype=ct.float32)
-    for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
+    for chunk in range(begin, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         v_tile = load(  # [L, P]
             v, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_V
         ).astype(ct.float32)

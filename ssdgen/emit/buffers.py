@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
+from ssdgen.emit.layout import broken
 from ssdgen.emit.printer import LOG2E
 from ssdgen.ir.plan import Plan, Reach, Workspace
 from ssdgen.plan.names import Names
@@ -22,6 +23,13 @@ class Buffers:
     host: str
     code: str
     docs: tuple[str, ...]
+
+
+def made(buffers: Buffers, depth: int) -> str:
+    """The lines that make them, behind what they are."""
+    indent = "    " * depth
+    notes = [f"{indent}# {doc}" for doc in buffers.docs]
+    return "\n".join([*notes, broken(f"{buffers.host} = ", buffers.code, indent)])
 
 
 def workspaces(plan: Plan, names: Names, leader: str) -> list[Buffers]:

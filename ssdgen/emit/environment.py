@@ -11,7 +11,7 @@ from types import CodeType
 import jinja2
 from jinja2.bccache import Bucket
 
-from ssdgen.emit.buffers import DTYPES
+from ssdgen.emit.buffers import DTYPES, made
 from ssdgen.emit.host import Host, number
 from ssdgen.emit.layout import WIDTH, broken, filled
 from ssdgen.emit.statements import Commenter, CutileStatements, TorchStatements
@@ -147,6 +147,7 @@ def environment(plan: Plan) -> jinja2.Environment:
         ),
         "assign_lines": lambda code, target, depth: broken(f"{target} = ", code, "    " * depth),
         "returned": _returned,
+        "made": made,
         "launch_lines": lambda launch, depth: broken("", launch, "    " * depth),
         **Host(plan).filters(),
     }

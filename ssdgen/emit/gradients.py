@@ -7,7 +7,7 @@ import re
 import textwrap
 
 import ssdgen
-from ssdgen.emit.buffers import reaches, workspaces
+from ssdgen.emit.buffers import workspaces
 from ssdgen.emit.environment import HELPERS, TEMPLATES, called, configs, environment, imported, tidy
 from ssdgen.emit.host import Host, quoted, tupled
 from ssdgen.emit.printer import LOG2E
@@ -111,9 +111,8 @@ class GradientHost(Host):
             "cut": f"_cut.cut({sizes}, segments, 1, 1, sequences, {self.host(plan.leader)})",
             "shares": shares,
             "workspaces": workspaces(plan, self._names, self.host(plan.leader)),
-            "reaches": reaches(plan, self._names),
             "memory": results,
-            "launches": [self._launch(k, early=i > 0) for i, k in enumerate(self._gradients.kernels)],
+            "launches": self._launches(self._gradients.kernels),
             "parts": self._parts(),
             "returned": [tupled([self._returned_gradient(r) for r in self._gradients.results])],
         }

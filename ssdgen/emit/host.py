@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ssdgen.emit.buffers import DTYPES, reaches, workspaces
+from ssdgen.emit.buffers import DTYPES, Buffers, reaches, workspaces
 from ssdgen.emit.layout import broken
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import INFINITY, Output, State, Tensor
-from ssdgen.ir.plan import GroupKernel, Kernel, OutputKernel, Parameter, Plan, WalkKernel
+from ssdgen.ir.plan import GroupKernel, Kernel, OutputKernel, Parameter, Plan, TokenKernel, WalkKernel
 from ssdgen.ir.portable import PortableInput, PortableOutput
 from ssdgen.ir.schedule import PRODUCTS
 from ssdgen.plan.names import EVERY, host_scope, key_inputs
@@ -27,6 +27,15 @@ class _Output:
     shape: str
     dtype: str
     joined: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A launch, if `condition` holds, and what is `found` behind it from what it stores."""
+
+    condition: str
+    code: str
+    found: list[Buffers]
 
 
 class Host:
@@ -106,7 +115,6 @@ class Host:
             "state_zeros": zeros,
             "state_doc": f"Zero states: {', '.join(_state(s) for s in layer.states)}.",
             "refusal": f"{layer.name}: no kernels are emitted for {plan.refused}; compute on the CPU",
-            "reaches": reaches(plan, self._names),
             **(self._kernel_context() if plan.kernels else {}),
         }
 
@@ -135,9 +143,7 @@ class Host:
             "cut": f"_cut.cut({sizes}, {wanted}, {blocks}, {column}, sequences, {self.host(plan.leader)})",
             "sharing": self._sharing(),
             "workspaces": workspaces(self._plan, self._names, self.host(plan.leader)),
-            "launches": [
-                (getattr(k, "condition", ""), self._launch(k, early=i > 0)) for i, k in enumerate(plan.kernels)
-            ],
+            "launches": self._launches(plan.kernels),
         }
 
     def _checked_arguments(self) -> list[str]:
@@ -259,6 +265,14 @@ class Host:
             name, axes = next((n, a) for n, a in arrays if axis in a)
             sources.append(f"{name}.shape[{axes.index(axis)}]")
         return broken(f"{', '.join(f'size_{a}' for a in needed)} = ", ", ".join(sources), "    ")
+
+    def _launches(self, kernels: tuple[Kernel, ...]) -> list[_Launch]:
+        """The launches in their order."""
+        out = []
+        for at, kernel in enumerate(kernels):
+            found = reaches(self._plan, self._names) if isinstance(kernel, TokenKernel) else []
+            out.append(_Launch(getattr(kernel, "condition", ""), self._launch(kernel, early=at > 0), found))
+        return out
 
     def _launch(self, kernel: Kernel, early: bool) -> str:
         args = ", ".join(self.argument(p) for p in kernel.parameters)

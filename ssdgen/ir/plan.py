@@ -313,10 +313,9 @@ class OutputKernel(Kernel):
 class WalkKernel(Kernel):
     """A walk over the chunks of a segment that carries all states and computes the outputs on the way.
 
-    `before` runs once; `jump` runs for the segments before this one, those of `jumps`, and moves the states over each; in each
-    of `chunks` (like `jumps`, the arguments of `range`) `accumulators` start at zero, `contract`, `combine` and `outputs` are
-    as in OutputKernel and `advance` moves the states to the chunk's end; `after` are stores under conditions, ("", ...) for
-    none.
+    `before` runs once; `jump` runs for each segment before this one, those of `jumps`, and moves the states over it; in each of
+    `chunks` (both the arguments of `range`) `accumulators` start at zero, `contract`, `combine` and `outputs` are as in
+    OutputKernel and `advance` moves the states to the chunk's end. `after` are stores under conditions, ("", ...) for none.
     """
 
     before: tuple[Statement, ...]
@@ -421,9 +420,9 @@ class StepPlan:
 class Plan:
     """All that a module is printed from.
 
-    `kernels` are in launch order; what is in `reaches` is found behind the first. `refused` says why there are no kernels, for
-    a form that only the portable path computes. `portable` and `chunks` are one form for torch and for XLA, chunk by chunk and
-    side by side. `gradients` is the plan of its gradients, if they were asked for and it has kernels.
+    `kernels` are in launch order; what is in `reaches` is found behind the one that stores the sums. `refused` says why there
+    are no kernels, for a form that only the portable path computes. `portable` and `chunks` are one form for torch and for XLA,
+    chunk by chunk and side by side. `gradients` is the plan of its gradients, if they were asked for and it has kernels.
     """
 
     form: ChunkForm

@@ -25,9 +25,9 @@ def reaches(form: ChunkForm, config: Config, back: bool = False) -> tuple[Reach,
 
 
 def remembered(builder: KernelBuilder, state: ChunkState) -> list[str]:
-    """The assignment of `begin`, the first chunk that a walk to the end of a segment starts from; none if that is its first."""
+    """The assignment of `begin`, the first chunk that a walk to the end of a segment starts from."""
     if not _forgets(builder.form, state):
-        return []
+        return ["begin = segment * per_segment"]
     oldest = _declared(builder, f"{state.decay}_oldest")
     return [f"begin = _reach.chunk_since({oldest}, lane, head, origin, segment, per_segment)"]
 
@@ -42,15 +42,16 @@ def back_over(builder: KernelBuilder, state: ChunkState, ends: bool) -> tuple[st
     return "begin = segment * per_segment", f"chunks = {chunks}"
 
 
-def since(builder: KernelBuilder, states: Iterable[ChunkState]) -> list[str]:
-    """The assignment of `since`, the first segment of which anything is left where this one begins; none if that is the first
-    of all. What enters the first may then be taken to enter that one: the jump over it leaves nothing of it either."""
+def since(builder: KernelBuilder, states: Iterable[ChunkState]) -> tuple[list[str], str]:
+    """The assignment of `since`, the first segment of which anything is left where this one begins, and the arguments of
+    `range` over those before it: all, if a decay is none that tokens have. What enters the first of all may be taken to enter `since`,
+    as the jump over that leaves nothing of it either."""
     every = tuple(states)
     if not all(_forgets(builder.form, s) for s in every):
-        return []
+        return [], "segment"
     arrays = [_declared(builder, f"{d}_oldest") for d in dict.fromkeys(s.decay for s in every)]
     calls = [f"_reach.segment_since({a}, lane, head, origin, segment, per_segment)" for a in arrays]
-    return [f"since = {calls[0]}", *(f"since = ct.minimum(since, {call})" for call in calls[1:])]
+    return [f"since = {calls[0]}", *(f"since = ct.minimum(since, {call})" for call in calls[1:])], "since, segment"
 
 
 def until(builder: KernelBuilder, state: ChunkState) -> list[str]:

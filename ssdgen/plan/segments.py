@@ -34,7 +34,8 @@ from ssdgen.plan.states import advance, keep
 from ssdgen.plan.walk import WalkBuilder, channels_of, tile_constant
 
 STATES, WALK = "segment_states", "walk_out"
-RANGE = "segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)"
+END = "ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)"
+RANGE = f"segment * per_segment, {END}"
 
 
 def segment_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKernel:
@@ -68,7 +69,7 @@ def segment_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateK
         grid=(f"cut.walks * size_{layer.head}", "cut.inner", state_grid(channels)),
         position=tuple(position),
         occupancy="occupancy_fwd_pass_state",
-        chunks=RANGE.replace("segment * per_segment", "begin", 1) if begin else RANGE,
+        chunks=f"begin, {END}",
         before=tuple(before),
         enter=(),
         step=tuple(step),
@@ -90,7 +91,7 @@ def walk_kernel(form: ChunkForm, config: Config, segmented: bool) -> WalkKernel:
 
     carried = {s.name: Ref(builder.names.of("state", f"{s.name}_tile"), _layout(config, s)) for s in form.states}
     entered: list[Statement] = [builder.initial(s, carried[s.name]) for s in form.states]
-    skipped = since(builder, form.states) if segmented else []
+    skipped, jumps = since(builder, form.states) if segmented else ([], "")
     jump: list[Statement] = []
     for state in form.states if segmented else ():
         jump += jump_over(builder, state.name, state, carried[state.name])
@@ -131,7 +132,7 @@ def walk_kernel(form: ChunkForm, config: Config, segmented: bool) -> WalkKernel:
         position=tuple(position),
         occupancy="occupancy_compute_out",
         before=(*parts.before, *entered),
-        jumps="since, segment" if skipped else "segment",
+        jumps=jumps,
         jump=tuple(jump),
         chunks=RANGE if segmented else "ct.cdiv(length, CHUNK)",
         accumulators=tuple(parts.accumulators),

@@ -18,7 +18,7 @@ from torch import Tensor
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Check, Gate
-from ssdgen.run.cases import Trial, channels_of, left_out, memories, resized, sizes_for
+from ssdgen.run.cases import Trial, channels_of, left_out, memories, resized, several_tiles, sizes_for
 from ssdgen.run.checks import Expected, compare
 from ssdgen.run.inputs import Case, Dtype, Inputs, array_axes, draw, takes
 
@@ -132,8 +132,7 @@ def step_trials(layer: Layer, gate: Gate) -> Iterator[Trial]:
     for trial in (*left_out(layer, base), *memories(base)):
         yield Trial(f"steps {trial.name}", trial.case)
     channels = channels_of(layer)
-    wide = {a: 136 - 64 * i for i, a in enumerate(channels[:2])}
-    yield Trial("steps several tiles", resized(base, {layer.batch: 1} | wide))
+    yield Trial("steps several tiles", resized(base, several_tiles(layer)))
     whole = {a: 64 << i for i, a in enumerate(channels[:2])}
     yield Trial("steps whole tiles", resized(base, {layer.batch: 1} | whole))
     yield Trial("steps every channel axis 1", resized(base, dict.fromkeys(channels, 1)))

@@ -50,11 +50,11 @@ def oldest_of(ends: list[float]) -> int:
 @pytest.mark.parametrize("scale", [0.01, 20.0, 100.0, 128.0])
 def test_whole_batches(scale: float) -> None:
     """Of 150 chunks, more than one look takes in; a decay of 128 forgets in one token."""
-    lanes, heads, chunks, per_segment = 2, 3, 150, 40
+    lanes, heads, chunks = 2, 3, 150
     ends = -scale * torch.rand(lanes, heads, chunks, generator=torch.Generator().manual_seed(0))
     x = torch.zeros(lanes, chunks * CHUNK)
     cut = _cut.cut(lanes, chunks * CHUNK, CHUNK, 4, 1, 1, None, x)
-    assert (cut.per_segment, cut.segments) == (per_segment - 2, 4)
+    assert (cut.per_segment, cut.segments) == (38, 4)
     oldest, newest = _reach.reaches(None, sums_of(ends), cut, CHUNK, False)
     alone = _reach.oldest_chunks(None, sums_of(ends), cut, CHUNK, False)
     for lane in range(lanes):
@@ -79,11 +79,11 @@ def test_a_decay_that_is_not_a_number_is_left() -> None:
     assert newest[1, 0, 0] >= 5
 
 
-def inputs(tokens: int, rate: float, batch: int = 1) -> dict[str, Any]:
+def inputs(tokens: int, rate: float) -> dict[str, Any]:
     """A call whose tokens decay by `rate` bits each."""
     random = torch.Generator().manual_seed(1)
-    x, B, C = (torch.randn(batch, tokens, 1, 32, generator=random) for _ in range(3))
-    dt = torch.full((batch, tokens, 1), 4.0)  # softplus(4) = 4.018
+    x, B, C = (torch.randn(1, tokens, 1, 32, generator=random) for _ in range(3))
+    dt = torch.full((1, tokens, 1), 4.0)  # softplus(4) = 4.018
     return {"x": x, "dt": dt, "A": torch.tensor([-rate / 4.018 / 1.4427]), "B": B, "C": C}
 
 

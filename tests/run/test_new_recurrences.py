@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import pytest
 
-from ssdgen.build.compile import build
 from ssdgen.derive import chunk_form, prove, recurrence
 from ssdgen.diagnostics import Source
 from ssdgen.emit import emit
 from ssdgen.emit.package import package
 from ssdgen.plan import plan as plan_of
-from ssdgen.run.gates import ARCHITECTURE, every_gate
-from ssdgen.run.launches import compile_requests
+from ssdgen.run.gates import every_gate
 from ssdgen.run.load import load
 from ssdgen.spec import read_layer
 
@@ -114,9 +112,6 @@ def test_new_recurrence(name: str) -> None:
     assert not plan.refused
     source = emit(plan)
     module = load(source.name, package([source]))
-    report = every_gate(prove(form), plan, module, ("proof", "portable", "emulation"))
+    report = every_gate(prove(form), plan, module, ("proof", "portable", "emulation", "compile"))
     assert report.passed, str(report)
     assert not any(c.skipped for c in report.checks if "packed sequences" not in c.note)
-    built = build(compile_requests(plan, module, [ARCHITECTURE], ["bf16"]))
-    assert len(built.results) >= 6
-    assert not built.failures, built.failures

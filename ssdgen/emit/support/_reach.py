@@ -3,8 +3,7 @@
 A walk that only makes the state at the end of a segment begins at the oldest chunk of which more than 2^-64 is left there, and
 one back, that only makes the gradient at the beginning, ends at the newest that reads more than that. Beside an input of now,
 of which all is left, float32 resolves 2^-24: one so old would have to be 2^40 times as large to be seen. What is older is not
-read at all, not even a NaN. How many chunks that saves is up to the data: Mamba-2 as it is initialised forgets in 130 to 2,000
-tokens.
+read at all, not even a NaN. How many chunks that saves is up to the data.
 
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """

@@ -105,7 +105,7 @@ def _entry_kernel(form: ChunkForm, config: Config, state: ChunkState) -> EntryKe
     channels = channels_of(state)
     carried = Ref(builder.names.of("state", f"{state.name}_tile"), channels)
     before: list[Statement] = [builder.initial(state, carried)]
-    skipped = since(builder, (state,))
+    skipped, jumps = since(builder, (state,))
     jump = tuple(jump_over(builder, state.name, state, carried))
     step: list[Statement] = []
     builder.hoist = (builder.layer.time, before)
@@ -118,7 +118,7 @@ def _entry_kernel(form: ChunkForm, config: Config, state: ChunkState) -> EntryKe
         parameters=parameters,
         grid=grid,
         position=(*position, *skipped),
-        jumps="since, segment" if skipped else "segment",
+        jumps=jumps,
         name=ENTRY if len(form.states) == 1 else f"{ENTRY}_{state.name}",
         role=ENTRY,
         doc=f"The state {state.name} that enters each chunk: a block walks the chunks of a segment with a tile of the state in"
