@@ -44,8 +44,10 @@ def back_over(builder: KernelBuilder, state: ChunkState, ends: bool) -> tuple[st
 
 def since(builder: KernelBuilder, states: Iterable[ChunkState]) -> tuple[list[str], str]:
     """The assignment of `since`, the first segment of which anything is left where this one begins, and the arguments of
-    `range` over those before it: all, if a decay is none that tokens have. What enters the first of all may be taken to enter `since`,
-    as the jump over that leaves nothing of it either."""
+    `range` over those before it: all, if a decay is none that tokens have.
+
+    What enters the first of all may be taken to enter `since`, as the jump over that leaves nothing of it either.
+    """
     every = tuple(states)
     if not all(_forgets(builder.form, s) for s in every):
         return [], "segment"
