@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,16 +17,16 @@ from ssdgen.emit import emit
 from ssdgen.emit.package import package
 from ssdgen.plan import plan as plan_of
 from ssdgen.run.checks import one_thread, poisoned_memory, relative_error
-from ssdgen.run.emulate import launch
 from ssdgen.run.load import load
+from ssdgen.run.verify import emulated
 from ssdgen.spec import read_layer
 
 CHUNK = 4
 
 
 @pytest.fixture(autouse=True)
-def emulated() -> Iterator[None]:
-    with one_thread(), poisoned_memory(), _runtime.launcher(launch):
+def in_the_emulator() -> Iterator[None]:
+    with one_thread(), poisoned_memory(), emulated(mamba2):
         yield
 
 
@@ -161,9 +160,8 @@ def test_of_two_decays_the_longer_memory_counts() -> None:
     strong, weak = torch.full((1, 512, 1), -1.5), torch.full((1, 512, 1), -0.01)
     exact = dict.fromkeys(("scores", "carried", "intra", "state"), "tf32x3")
     config = replace(module.CONFIGS[torch.float32], segments=4, **exact)
-    runtime = importlib.import_module("._runtime", module.__package__)
     for f, g in ((strong, weak), (weak, strong)):
-        with runtime.launcher(launch):
+        with emulated(module):
             got = module.forward(x, f, g, K, Q, config=config)
         want = module.forward(*(v.double() for v in (x, f, g, K, Q)))
         for ours, true in zip(got, want, strict=True):
