@@ -353,13 +353,18 @@ def _widest(shape: Shape) -> int:
     return max((length for _, length in shape.channels), default=1)
 
 
-SHARING = 16
-"""Heads a group from which they share scores that are short."""
+FEW = 4
+"""Heads a group from which kernels share scores, and B and C are asked for late."""
 
 
-def _by_width(value: Any, shape: Shape, *, narrow: Any = None, wide: Any = None) -> Any:
-    """What fits the longest axis, at most 64 or more than 128; `value` for None, and between."""
-    found = narrow if _widest(shape) <= 64 else wide if _widest(shape) > 128 else None
+def _sharing(shape: Shape) -> int:
+    """Heads a group from which they share scores that are short: those of few columns are made faster than they are read."""
+    return FEW if min((length for _, length in shape.channels), default=1) > 32 else 16
+
+
+def _by_width(value: Any, shape: Shape, *, narrow: Any = None, middle: Any = None, wide: Any = None) -> Any:
+    """What fits the longest axis: at most 64, between, or more than 128; `value` for None."""
+    found = narrow if _widest(shape) <= 64 else wide if _widest(shape) > 128 else middle
     return value if found is None else found
 
 
@@ -373,25 +378,27 @@ RULES: tuple[Rule, ...] = (
     Rule("state_tile_*", lambda v, s, sms, axis: _no_longer(v, axis), "a tile longer than its axis computes padding"),
     _walked(
         "share_scores_from",
-        lambda v, s: _by_width(v, s, narrow=v and max(v, SHARING), wide=0),
-        "long scores take longer to read than to make, short ones unless many heads read them: unshared 253 us instead of 304"
-        " at 4,16384,8,1,64,256 and 118 instead of 125 at 4,16384,8,1,64,64, but 228 instead of 207 at 4,7168,40,1,64,64",
+        lambda v, s: _by_width(v, s, narrow=v and max(v, _sharing(s)), wide=0),
+        "long scores take longer to read than to make: unshared 253 us instead of 304 at 4,16384,8,1,64,256; and so do short"
+        " ones of few columns: 76 instead of 95 at 4,16384,8,1,64,32, but of 64 columns, with the next three, 95 instead of 90",
     ),
     _walked(
         "latency_x",
-        lambda v, s: _by_width(v, s, narrow=5, wide=8),
-        "with the next three 201 us instead of 251 at 4,16384,8,1,64,256, 111 instead of 118 at 4,16384,8,1,64,64",
+        lambda v, s: _by_width(v, s, narrow=5 if s.per_group < _sharing(s) else 4, wide=8),
+        "with the next two 201 us instead of 251 at 4,16384,8,1,64,256; where short scores are shared 111 instead of 118 at"
+        " 1,24576,32,1,64,64 and 122 instead of 127 at 6,2048,48,1,64,64",
     ),
     _walked(
-        "latency_B", lambda v, s: _by_width(v, s, narrow=4 if s.per_group < SHARING else 1, wide=4), "see latency_x"
+        "latency_B",
+        lambda v, s: _by_width(
+            v, s, narrow=4 if s.per_group < _sharing(s) else 1, middle=1 if s.per_group >= FEW else None, wide=4
+        ),
+        "see latency_x; at 128 columns 79.0 us instead of 80.0 at 8,2048,24,1,64,128, elsewhere within 0.6 %",
     ),
     _walked(
-        "latency_C", lambda v, s: _by_width(v, s, narrow=4 if s.per_group < SHARING else 1, wide=3), "see latency_x"
-    ),
-    _walked(
-        "latency_scores",
-        lambda v, s: _by_width(v, s, narrow=3),
-        "with the three before 207 us instead of 224 at 4,7168,40,1,64,64, where scores are shared",
+        "latency_C",
+        lambda v, s: _by_width(v, s, narrow=4 if s.per_group < _sharing(s) else 2, wide=3),
+        "see latency_x",
     ),
     _walked(
         "state_latency_x", lambda v, s: _by_width(v, s, wide=1), "with the next 1.4 % at five shapes of 256 columns"

@@ -63,7 +63,7 @@ layer two_inputs "Two rank-1 inputs, one of them through a feature map that is 1
 
 axes    b t h g p n
 groups  g shares h
-sizes   p = 64, n = 32
+sizes   p = 32, n = 16
 
 inputs
   u[b t h p], w[b t h p] : like K

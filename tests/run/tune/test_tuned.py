@@ -285,18 +285,22 @@ def test_the_heuristic_fits_tiles_to_axes_and_keeps_the_rest() -> None:
 
 
 def test_the_heuristic_for_wide_and_narrow_states() -> None:
-    """What an H200 was faster with: scores are made where they are used, short ones unless many heads share them."""
+    """What an H200 was faster with: long scores are made where they are used, and short ones of few columns, unless many heads
+    share them; and where heads share scores, B is asked for late."""
     default = WalkConfig()
-    wide, middle, narrow = (Shape(32, 16384, 8, (("n", n), ("p", 64))) for n in (256, 128, 64))
-    many = replace(narrow, per_group=16)
-    found = {shape: _tuned.heuristic(default, shape, 132) for shape in (wide, middle, narrow, many)}
+    wide, middle, narrow, few = (Shape(32, 16384, 8, (("n", n), ("p", 64))) for n in (256, 128, 64, 32))
+    own = [replace(shape, per_group=2) for shape in (middle, narrow)]
+    many = replace(few, per_group=16)
+    found = {shape: _tuned.heuristic(default, shape, 132) for shape in (wide, middle, narrow, few, many, *own)}
     assert found[wide] == WalkConfig(
         share_scores_from=0, latency_x=8, latency_B=4, latency_C=3, state_latency_x=1, state_latency_B=1
     )
-    assert found[middle] == default
-    assert found[narrow] == WalkConfig(share_scores_from=16, latency_x=5, latency_B=4, latency_C=4, latency_scores=3)
-    assert found[many] == WalkConfig(share_scores_from=16, latency_x=5, latency_B=1, latency_C=1, latency_scores=3)
-    assert _tuned.heuristic(replace(default, share_scores_from=0), narrow, 132).share_scores_from == 0, "never stays"
+    assert found[middle] == WalkConfig(latency_B=1)
+    assert found[narrow] == WalkConfig(latency_x=4, latency_B=1)
+    assert found[few] == WalkConfig(share_scores_from=16, latency_x=5, latency_B=4, latency_C=4)
+    assert found[many] == WalkConfig(share_scores_from=16, latency_x=4, latency_B=1)
+    assert [found[shape] for shape in own] == [default, WalkConfig(latency_x=5, latency_B=4, latency_C=4)]
+    assert _tuned.heuristic(replace(default, share_scores_from=0), few, 132).share_scores_from == 0, "never stays"
 
 
 def test_other_plans_keep_their_latencies() -> None:
