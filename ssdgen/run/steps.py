@@ -22,7 +22,7 @@ from ssdgen.run.cases import Trial, channels_of, left_out, memories, resized, se
 from ssdgen.run.checks import Expected, compare
 from ssdgen.run.inputs import Case, Dtype, Inputs, array_axes, draw, takes
 
-TOKENS = 3
+TOKENS = 4
 """Tokens of a sequence that is stepped through."""
 
 LONG, ROUNDED = 64, 2e-2

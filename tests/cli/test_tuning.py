@@ -169,14 +169,14 @@ def test_little_time_goes_to_the_module_that_is_shipped(ssdgen: Command, monkeyp
     """As for a shipped table: several shapes in one go share the processes, and no other module is looked at."""
     monkeypatch.setattr(Compiler, "started", 0)
     shapes = ("--shape", "b=4,t=16384,h=8", "--shape", "b=4,t=2048,h=8", "--shape", "b=4,t=2048,h=8,p=32")
-    results = json.loads(ssdgen("tune", "mamba2", *shapes, "--seconds", "4", "--json").out)
+    results = json.loads(ssdgen("tune", "mamba2", *shapes, "--seconds", "12", "--json").out)
     assert Compiler.started == 1
     for r in results:
         candidates = {m["candidate"] for m in r["measured"]}
         assert {"default", "segments=2", "latency_x=5"} <= candidates
         assert not any("plan=" in c or "swap=" in c for c in candidates)
     assert results[-1]["heuristic"]["candidate"] == "state_tile_p=32 tile_p=32"
-    asked = ("--fields", "plan,latency_x", "--seconds", "4", "--json")
+    asked = ("--fields", "plan,latency_x", "--seconds", "12", "--json")
     (result,) = json.loads(ssdgen("tune", "mamba2", *shapes[:2], *asked).out)
     assert "plan=single_walk" in {m["candidate"] for m in result["measured"]}, "it was asked for"
 

@@ -353,13 +353,15 @@ def _widest(shape: Shape) -> int:
     return max((length for _, length in shape.channels), default=1)
 
 
-FEW = 4
-"""Heads a group from which kernels share scores, and B and C are asked for late."""
-
-
 def _sharing(shape: Shape) -> int:
-    """Heads a group from which they share scores that are short: those of few columns are made faster than they are read."""
-    return FEW if min((length for _, length in shape.channels), default=1) > 32 else 16
+    """Heads a group from which they share scores that are not long: where an axis is at most 32 those are made faster than they
+    are read."""
+    return 4 if min((length for _, length in shape.channels), default=1) > 32 else 16
+
+
+def _if_shared(shape: Shape, then: int, otherwise: int | None) -> int | None:
+    """What fits heads that share scores, and those that do not."""
+    return then if shape.per_group >= _sharing(shape) else otherwise
 
 
 def _by_width(value: Any, shape: Shape, *, narrow: Any = None, middle: Any = None, wide: Any = None) -> Any:
@@ -384,22 +386,16 @@ RULES: tuple[Rule, ...] = (
     ),
     _walked(
         "latency_x",
-        lambda v, s: _by_width(v, s, narrow=5 if s.per_group < _sharing(s) else 4, wide=8),
+        lambda v, s: _by_width(v, s, narrow=_if_shared(s, 4, 5), wide=8),
         "with the next two 201 us instead of 251 at 4,16384,8,1,64,256; where short scores are shared 111 instead of 118 at"
         " 1,24576,32,1,64,64 and 122 instead of 127 at 6,2048,48,1,64,64",
     ),
     _walked(
         "latency_B",
-        lambda v, s: _by_width(
-            v, s, narrow=4 if s.per_group < _sharing(s) else 1, middle=1 if s.per_group >= FEW else None, wide=4
-        ),
+        lambda v, s: _by_width(v, s, narrow=_if_shared(s, 1, 4), middle=_if_shared(s, 1, None), wide=4),
         "see latency_x; at 128 columns 79.0 us instead of 80.0 at 8,2048,24,1,64,128, elsewhere within 0.6 %",
     ),
-    _walked(
-        "latency_C",
-        lambda v, s: _by_width(v, s, narrow=4 if s.per_group < _sharing(s) else 2, wide=3),
-        "see latency_x",
-    ),
+    _walked("latency_C", lambda v, s: _by_width(v, s, narrow=_if_shared(s, 2, 4), wide=3), "see latency_x"),
     _walked(
         "state_latency_x", lambda v, s: _by_width(v, s, wide=1), "with the next 1.4 % at five shapes of 256 columns"
     ),
