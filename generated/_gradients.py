@@ -84,8 +84,21 @@ class Gradients:
         found = self._calls(*inputs, *scalars, *states, *outputs, *finals, *between, *special, config)
         return found
 
+    def _wholes(self, inputs: Sequence[Tensor | None], found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """The gradients of the inputs that are given, from what the kernels leave of each."""
+        values: list[Tensor | None] = []
+        later: dict[int, tuple[Tensor, Tensor]] = {}
+        for at, (spec, gradient, x) in enumerate(zip(self.layer.inputs, found, inputs, strict=True)):
+            # of what is absent nobody wants the gradient, whose memory is then but memory between kernels
+            if x is not None and gradient is not None and self._parts.get(spec.name) == (0, 1) and _alike(gradient, x):
+                later[at] = gradient, x
+            values.append(None if x is None or at in later else self._whole(spec, gradient, x))
+        for at, total in zip(later, _sums.summed_together(list(later.values())), strict=True):
+            values[at] = total
+        return tuple(values)
+
     def _whole(self, spec: _rt.Input, gradient: Tensor | None, x: Tensor) -> Tensor:
-        """The gradient of an input, from what the kernels leave of it."""
+        """The gradient of an input by itself."""
         if gradient is None:
             return torch.zeros_like(x)
         over = self._parts.get(spec.name, ())
@@ -118,7 +131,7 @@ class Gradients:
             sequences = None
         leader = by_name[self.leader]
         full = [
-            x if i.default is None else _rt.expand(i, x, size, leader)
+            x if i.default is None else _rt.expand(i, _unrepeated(i, x), size, leader)
             for i, x in zip(layer.inputs, inputs, strict=True)
         ]
         dtypes = _cut.output_dtypes(layer, full)
@@ -141,10 +154,7 @@ class Gradients:
                 found, first = self._cut(
                     (full, numbered, states), (arriving, passed, between), first, size, sequences, every, config
                 )
-        # of what is absent nobody wants the gradient, whose memory is then but memory between kernels
-        whole = (
-            None if x is None else self._whole(i, g, x) for i, g, x in zip(layer.inputs, found, inputs, strict=True)
-        )
+        whole = self._wholes(inputs, found)
         return (*whole, *(None if s is None else x for s, x in zip(states, first, strict=True)))
 
     def _chosen(self, config: Any, inputs: Mapping[str, Tensor | None], size: Mapping[str, int], sequences: Any) -> Any:
@@ -222,6 +232,17 @@ def repeated(spec: _rt.Input, x: Tensor) -> list[int]:
         return []
     axes = next(a for a in spec.narrower if len(a) == x.dim())
     return [at for at, axis in enumerate(spec.axes) if axis not in axes]
+
+
+def _unrepeated(spec: _rt.Input, x: Tensor | None) -> Tensor | None:
+    """An input in its widest form as a tensor that repeats nothing: kernels take one that does for a narrower form, of which
+    the gradient is a sum."""
+    return x if x is None or not spec.narrower or repeated(spec, x) else x.contiguous()
+
+
+def _alike(gradient: Tensor, x: Tensor) -> bool:
+    """Whether the sum of a gradient's parts over their first two dimensions is all of the gradient of `x`."""
+    return math.prod(gradient.shape[2:]) == x.numel()
 
 
 def memory(x: Tensor, sequences: _packed.Sequences | None, shares: int = 0) -> Tensor:

@@ -6,6 +6,7 @@ Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdg
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import cuda.tile as ct
 from torch import Tensor
@@ -26,6 +27,20 @@ WHOLE = (256, 16384)
 4,16384,8,1,64,128, where 8192 elements take 11.2."""
 
 
+TOGETHER = 3
+"""Sums of one shape that a launch makes, at most."""
+
+
+@ct.function
+def sum_of(parts: ct.Array, line: int, tile: int, TILE_S: int, TILE_K: int) -> ct.Tile:
+    """The sum of parts[row line k] over rows, for a tile of k: [K]."""
+    found = ct.zeros((TILE_K,), dtype=ct.float32)
+    for rows in range(ct.cdiv(parts.shape[0], TILE_S)):
+        some = ct.load(parts, (rows, line, tile), (TILE_S, 1, TILE_K), padding_mode=ZERO, allow_tma=False)
+        found = found + ct.sum(ct.reshape(some, (TILE_S, TILE_K)), axis=0)  # [K]
+    return found
+
+
 @ct.kernel
 def sums(
     parts: ct.Array,
@@ -37,14 +52,28 @@ def sums(
     await_previous()
     tiles = ct.cdiv(parts.shape[2], TILE_K)
     line, tile = ct.bid(0) // tiles, ct.bid(0) % tiles
-    found = ct.zeros((TILE_K,), dtype=ct.float32)
-    for rows in range(ct.cdiv(parts.shape[0], TILE_S)):
-        some = ct.load(parts, (rows, line, tile), (TILE_S, 1, TILE_K), padding_mode=ZERO, allow_tma=False)
-        found = found + ct.sum(ct.reshape(some, (TILE_S, TILE_K)), axis=0)  # [K]
+    found = sum_of(parts, line, tile, TILE_S, TILE_K)  # [K]
     if ACROSS:
         store_direct(total, (line, 0), (1, 1), ct.sum(found, axis=0), False)
     else:
         store_direct(total, (line, tile), (1, TILE_K), found, False)
+
+
+@ct.kernel
+def several_sums(
+    parts: ct.Array, parts_2: ct.Array, parts_3: ct.Array,
+    total: ct.Array, total_2: ct.Array, total_3: ct.Array,
+    TILE_S: ct.Constant[int], TILE_K: ct.Constant[int],
+) -> None:  # fmt: skip
+    """The same of two or three, which are of one shape and have a line."""
+    await_previous()
+    tile = ct.bid(0)
+    if ct.bid(1) == 0:
+        store_direct(total, (0, tile), (1, TILE_K), sum_of(parts, 0, tile, TILE_S, TILE_K), False)
+    elif ct.bid(1) == 1:
+        store_direct(total_2, (0, tile), (1, TILE_K), sum_of(parts_2, 0, tile, TILE_S, TILE_K), False)
+    else:
+        store_direct(total_3, (0, tile), (1, TILE_K), sum_of(parts_3, 0, tile, TILE_S, TILE_K), False)
 
 
 def summed(parts: Tensor, over: tuple[int, ...], like: Tensor, across: int = 1) -> Tensor:
@@ -71,6 +100,37 @@ def summed(parts: Tensor, over: tuple[int, ...], like: Tensor, across: int = 1) 
         early=True,
     )
     return total
+
+
+def summed_together(several: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """`summed` over the first two dimensions of every (parts, like), as many of one size in a launch as it makes."""
+    totals: dict[int, Tensor] = {}
+    sizes = [(parts.shape[:2].numel(), parts.shape[2:].numel()) for parts, _ in several]
+    for size in dict.fromkeys(sizes):
+        alike = [at for at, own in enumerate(sizes) if own == size]
+        for first in range(0, len(alike), TOGETHER):
+            some = alike[first : first + TOGETHER]
+            totals.update(zip(some, _summed_at_once([several[at] for at in some]), strict=True))
+    return [totals[at] for at in range(len(several))]
+
+
+def _summed_at_once(some: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """The same of at most TOGETHER of one size."""
+    if len(some) == 1:
+        return [summed(some[0][0], (0, 1), some[0][1])]
+    parts = [x.reshape(math.prod(x.shape[:2]), 1, -1) for x, _ in some]
+    totals = [_rt.empty(like.shape, like.dtype, like.device) for _, like in some]
+    views = [x.view(1, -1) for x in totals]
+    length, (most, elements) = parts[0].shape[2], FEW
+    columns = min(most, _power_of_two(length))
+    _rt.launch(
+        _rt.stream(parts[0]),
+        several_sums,
+        (_rt.ceil_div(length, columns), len(some)),
+        (*(*parts, parts[0])[:TOGETHER], *(*views, views[0])[:TOGETHER], elements // columns, columns),
+        early=True,
+    )
+    return totals
 
 
 def _power_of_two(n: int) -> int:

@@ -349,11 +349,9 @@ def launch(
     """
     size_b, size_t, size_h, size_p, size_n = q.shape[0], q.shape[1], q.shape[2], v.shape[3], q.shape[3]
     q, k, v, d_y = (_rt.indexable(v) for v in (q, k, v, d_y))
+    state_tiles = _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n)
     segments = _gradients.segments(
-        config.segments,
-        _rt.ceil_div(size_t, config.chunk),
-        size_b * size_h * _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        v,
+        config.segments, _rt.ceil_div(size_t, config.chunk), size_b * size_h * state_tiles, v
     )
     cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, v)
     stream = _rt.stream(v)
@@ -373,11 +371,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(segment_states, config.occupancy_entry_states, config.warps_entry_states),
-        (
-            cut.walks * size_h,
-            cut.inner,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.inner, state_tiles),
         (
             k, v, S_part, cut.segment_table, cut.per_segment, config.state_latency_v, config.state_latency_k,
             _rt.PRECISION[config.state], config.state_latency_S, config.chunk, config.state_tile_p, config.state_tile_n,
@@ -387,11 +381,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(entry_states, config.occupancy_entry_states, config.warps_entry_states),
-        (
-            cut.walks * size_h,
-            cut.segments,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.segments, state_tiles),
         (
             k, v, _rt.given(S0, d_S0), S_part, S_entry, cut.segment_table, cut.per_segment, config.state_latency_S,
             config.state_latency_v, config.state_latency_k, _rt.PRECISION[config.state], config.chunk,
@@ -402,11 +392,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(segment_gradients, config.occupancy_state_gradients, config.warps_state_gradients),
-        (
-            cut.walks * size_h,
-            cut.inner,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.inner, state_tiles),
         (
             q, d_y, d_S_part, cut.segment_table, _rt.given(d_S_states, d_S0), float(size_n), states_every,
             cut.per_segment, config.state_latency_d_y, config.state_latency_q, _rt.PRECISION[config.state],
@@ -417,11 +403,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(state_gradients, config.occupancy_state_gradients, config.warps_state_gradients),
-        (
-            cut.walks * size_h,
-            cut.segments,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.segments, state_tiles),
         (
             q, _rt.given(d_S_final, d_S0), d_y, d_S_part, d_S_end, cut.segment_table, d_S0, _rt.given(d_S_states, d_S0),
             float(size_n), states_every, cut.per_segment, config.state_latency_S, config.state_latency_d_y,

@@ -672,6 +672,7 @@ def chunk_gradients(
         d_score_sum = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
         d_k_tile = ct.zeros((CHUNK, TILE_N), dtype=ct.float32)  # [L, N]
         d_read_C_tile = load(d_read_C, (lane, head, slot, 0), (1, 1, CHUNK, TILE_P))  # [L, P]
+        d_read_C_wide = ct.astype(d_read_C_tile, ct.float32)  # [L, P]
         d_read_N_tile = load(d_read_N, (lane, head, slot), (1, 1, CHUNK)).astype(ct.float32)  # [L]
         decay_sum_tile = load(decay_sum, (lane, head, slot), (1, 1, CHUNK))  # [L]
         decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
@@ -689,19 +690,18 @@ def chunk_gradients(
         store(d_v, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_P), d_v_tile)
         kept = exp2(decay_sum_tile)  # [L]: what is left of the entry state at a token
         C_entry_tile = load(C_entry, (lane, head, slot, 0, 0), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_C)  # [P, N]
-        d_q_tile = dot(ct.astype(d_read_C_tile, ct.float32) * kept[:, None], C_entry_tile, d_q_tile, CARRIED)  # [L, N]
+        d_q_tile = dot(d_read_C_wide * kept[:, None], C_entry_tile, d_q_tile, CARRIED)  # [L, N]
         N_entry_tile = load(  # [N]
             N_entry, (lane, head, slot, 0), (1, 1, 1, TILE_N), latency=LATENCY_N
         ).astype(ct.float32)
         d_q_tile = d_q_tile + (d_read_N_tile * kept)[:, None] * N_entry_tile[None, :]  # [L, N]
         d_score_tile = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
         v_tile = load(v, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_P), latency=LATENCY_V)  # [L, P]
+        v_wide = ct.astype(v_tile, ct.float32)  # [L, P]
         d_score_tile = dot(v_tile, ct.transpose(d_read_C_tile), d_score_tile, INTRA)  # [L, L]
         d_score_tile = (d_score_tile + d_read_N_tile[None, :]) * decay_left  # [L, L]: decayed
         d_score_sum = d_score_sum + d_score_tile * write_tile[:, None]  # [L, L]
-        d_k_tile = dot(  # [L, N]
-            ct.astype(v_tile, ct.float32) * (write_tile * carry)[:, None], d_C_end_tile, d_k_tile, CARRIED
-        )
+        d_k_tile = dot(v_wide * (write_tile * carry)[:, None], d_C_end_tile, d_k_tile, CARRIED)  # [L, N]
         d_N_end_tile = load(  # [N]
             d_N_end, (lane, head, slot, 0), (1, 1, 1, TILE_N), latency=LATENCY_N
         ).astype(ct.float32)
@@ -709,13 +709,13 @@ def chunk_gradients(
         flow = d_score_tile * scores  # [L, L]: what the weight at j is asked for by i
         past = ct.where(causal_before, flow * write_tile[:, None], 0.0)  # [L, L]: between two tokens
         asked, passed = sum_pair(flow, past)  # [L]
-        row_pulled = ct.sum(ct.astype(v_tile, ct.float32) * pulled_C, axis=1)  # [L]
+        row_pulled = ct.sum(v_wide * pulled_C, axis=1)  # [L]
         pulled_N = ct.sum(ct.astype(k_tile, ct.float32) * d_N_end_tile[None, :], axis=1)  # [L]
         d_weight_tile = carry * row_pulled + carry * pulled_N + asked  # [L]
         store(d_weight, (lane, head, slot), (1, 1, CHUNK), d_weight_tile)
         read_C_carried = ct.zeros((CHUNK, TILE_P), dtype=ct.float32)  # [L, P]
         read_C_carried = dot(q_tile, ct.transpose(C_entry_tile), read_C_carried, CARRIED)  # [L, P]
-        seen = ct.sum(ct.astype(d_read_C_tile, ct.float32) * read_C_carried, axis=1)  # [L]
+        seen = ct.sum(d_read_C_wide * read_C_carried, axis=1)  # [L]
         read_N_carried = ct.sum(ct.astype(q_tile, ct.float32) * N_entry_tile[None, :], axis=1)  # [L]
         seen_2 = d_read_N_tile * read_N_carried  # [L]
         d_decay_written_tile = write_tile * carry * row_pulled + write_tile * carry * pulled_N  # [L]
@@ -803,11 +803,9 @@ def launch(
     """
     size_b, size_t, size_h, size_p, size_n = q.shape[0], q.shape[1], q.shape[2], v.shape[3], q.shape[3]
     q, k, v, i, f, d_y = (_rt.indexable(v) for v in (q, k, v, i, f, d_y))
+    state_tiles = _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n)
     segments = _gradients.segments(
-        config.segments,
-        _rt.ceil_div(size_t, config.chunk),
-        size_b * size_h * _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        v,
+        config.segments, _rt.ceil_div(size_t, config.chunk), size_b * size_h * state_tiles, v
     )
     cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, v)
     stream = _rt.stream(v)
@@ -869,11 +867,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(segment_states_C, config.occupancy_entry_states, config.warps_entry_states),
-        (
-            cut.walks * size_h,
-            cut.inner,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.inner, state_tiles),
         (
             k, v, write, decay_sum, C_part, C_left, decay_oldest, cut.segment_table, cut.per_segment,
             config.state_latency_v, config.state_latency_k, _rt.PRECISION[config.state], config.state_latency_C,
@@ -884,11 +878,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(entry_states_C, config.occupancy_entry_states, config.warps_entry_states),
-        (
-            cut.walks * size_h,
-            cut.segments,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.segments, state_tiles),
         (
             k, v, _rt.given(C0, d_C0), decay_oldest, C_left, C_part, write, decay_sum, C_entry, cut.segment_table,
             cut.per_segment, config.state_latency_C, config.state_latency_v, config.state_latency_k,
@@ -933,11 +923,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(segment_gradients_C, config.occupancy_state_gradients, config.warps_state_gradients),
-        (
-            cut.walks * size_h,
-            cut.inner,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.inner, state_tiles),
         (
             q, d_read_C, decay_sum, d_C_part, d_C_left, decay_newest, cut.segment_table, _rt.given(d_C_states, d_C0),
             states_every, cut.per_segment, config.state_latency_q, _rt.PRECISION[config.state], config.chunk,
@@ -948,11 +934,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(state_gradients_C, config.occupancy_state_gradients, config.warps_state_gradients),
-        (
-            cut.walks * size_h,
-            cut.segments,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.segments, state_tiles),
         (
             q, _rt.given(d_C_final, d_C0), decay_newest, d_C_left, d_C_part, d_read_C, decay_sum, d_C_end,
             cut.segment_table, d_C0, _rt.given(d_C_states, d_C0), states_every, cut.per_segment, config.state_latency_C,

@@ -381,15 +381,16 @@ def chunk_gradients(
         d_q_tile = dot(d_read_S_tile * kept[:, None], S_entry_tile, d_q_tile, CARRIED)  # [L, N]
         d_score_tile = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
         v_tile = load(v, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_P), latency=LATENCY_V)  # [L, P]
+        v_wide = ct.astype(v_tile, ct.float32)  # [L, P]
         d_score_tile = dot(v_tile, ct.transpose(d_read_S_tile), d_score_tile, INTRA)  # [L, L]
         d_score_tile = d_score_tile * decay_left  # [L, L]: decayed
         d_score_sum = d_score_sum + d_score_tile  # [L, L]
-        d_k_tile = dot(ct.astype(v_tile, ct.float32) * carry[:, None], d_S_end_tile, d_k_tile, CARRIED)  # [L, N]
+        d_k_tile = dot(v_wide * carry[:, None], d_S_end_tile, d_k_tile, CARRIED)  # [L, N]
         read_S_carried = ct.zeros((CHUNK, TILE_P), dtype=ct.float32)  # [L, P]
         read_S_carried = dot(q_tile, ct.transpose(S_entry_tile), read_S_carried, CARRIED)  # [L, P]
         flow = d_score_tile * scores  # [L, L]: what the weight at j is asked for by i
         past = ct.where(causal_before, flow, 0.0)  # [L, L]: between two tokens
-        row_pulled, seen = sum_pair(ct.astype(v_tile, ct.float32) * pulled, d_read_S_tile * read_S_carried)  # [L]
+        row_pulled, seen = sum_pair(v_wide * pulled, d_read_S_tile * read_S_carried)  # [L]
         passed = ct.sum(past, axis=1)  # [L]
         d_decay_written_tile = carry * row_pulled  # [L]
         store(d_decay_written, (lane, head, slot), (1, 1, CHUNK), d_decay_written_tile)
@@ -457,11 +458,9 @@ def launch(
     """
     size_b, size_t, size_h, size_p, size_n = q.shape[0], q.shape[1], q.shape[2], v.shape[3], q.shape[3]
     q, k, v, g, d_y = (_rt.indexable(v) for v in (q, k, v, g, d_y))
+    state_tiles = _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n)
     segments = _gradients.segments(
-        config.segments,
-        _rt.ceil_div(size_t, config.chunk),
-        size_b * size_h * _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        v,
+        config.segments, _rt.ceil_div(size_t, config.chunk), size_b * size_h * state_tiles, v
     )
     cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, v)
     stream = _rt.stream(v)
@@ -501,11 +500,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(segment_states, config.occupancy_entry_states, config.warps_entry_states),
-        (
-            cut.walks * size_h,
-            cut.inner,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.inner, state_tiles),
         (
             k, v, decay_sum, S_part, S_left, decay_oldest, cut.segment_table, cut.per_segment, config.state_latency_v,
             config.state_latency_k, _rt.PRECISION[config.state], config.state_latency_S, config.chunk,
@@ -516,11 +511,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(entry_states, config.occupancy_entry_states, config.warps_entry_states),
-        (
-            cut.walks * size_h,
-            cut.segments,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.segments, state_tiles),
         (
             k, v, _rt.given(S0, d_S0), decay_oldest, S_left, S_part, decay_sum, S_entry, cut.segment_table,
             cut.per_segment, config.state_latency_S, config.state_latency_v, config.state_latency_k,
@@ -532,11 +523,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(segment_gradients, config.occupancy_state_gradients, config.warps_state_gradients),
-        (
-            cut.walks * size_h,
-            cut.inner,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.inner, state_tiles),
         (
             q, d_y, decay_sum, d_S_part, d_S_left, decay_newest, cut.segment_table, _rt.given(d_S_states, d_S0),
             float(size_n), states_every, cut.per_segment, config.state_latency_d_y, config.state_latency_q,
@@ -548,11 +535,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(state_gradients, config.occupancy_state_gradients, config.warps_state_gradients),
-        (
-            cut.walks * size_h,
-            cut.segments,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.segments, state_tiles),
         (
             q, _rt.given(d_S_final, d_S0), d_y, decay_newest, d_S_left, d_S_part, decay_sum, d_S_end, cut.segment_table,
             d_S0, _rt.given(d_S_states, d_S0), float(size_n), states_every, cut.per_segment, config.state_latency_S,

@@ -60,6 +60,7 @@ from ._tiles import (
     sigmoid,
     silu,
     store,
+    sum_five,
     sum_four,
     within,
 )
@@ -362,8 +363,8 @@ def state_gradients(
 def chunk_gradients(
     x: ct.Array, B: ct.Array, C: ct.Array, D: ct.Array, z: ct.Array,
     d_y: ct.Array,
-    decay_sum: ct.Array, d_S_end: ct.Array, step: ct.Array, d_D_part: ct.Array, S_entry: ct.Array, d_weight: ct.Array,
-    d_decay_written: ct.Array, S_met: ct.Array, d_decay_sum: ct.Array,
+    decay_sum: ct.Array, d_S_end: ct.Array, step: ct.Array, S_entry: ct.Array, d_D_part: ct.Array, d_D_token: ct.Array,
+    d_weight: ct.Array, d_decay_written: ct.Array, S_met: ct.Array, d_decay_sum: ct.Array,
     chunk_table: ct.Array,
     d_x: ct.Array, d_z: ct.Array, d_B: ct.Array, d_C: ct.Array,
     LATENCY_B: ct.Constant[int], LATENCY_C: ct.Constant[int], SCORES: ct.Constant[int], LATENCY_D_Y: ct.Constant[int],
@@ -411,6 +412,7 @@ def chunk_gradients(
                 d_y_z_tile = silu(z_tile) * ct.astype(d_y_tile, ct.float32)  # [L, P]
             else:
                 d_y_z_tile = d_y_tile  # [L, P]
+            d_y_z_wide = ct.astype(d_y_z_tile, ct.float32)  # [L, P]
             decay_sum_tile = load(decay_sum, (lane, head, slot), (1, 1, CHUNK))  # [L]
             decay_end = ct.extract(decay_sum_tile, index=(CHUNK - 1,), shape=(1,)).reshape(())
             carry = exp2(-ct.abs(decay_end - decay_sum_tile))  # [L]: what is left of a token's input at the end
@@ -426,11 +428,10 @@ def chunk_gradients(
             score = scores * decay_left * step_tile[:, None]  # [L, L]
             d_row_tile = dot(score, d_y_z_tile, pulled * (step_tile * carry)[:, None], INTRA)  # [L, P]
             D_tile = load(D, (head, 0), (1, TILE_P), uniform=(False, D_UNIFORM_P)).astype(ct.float32)  # [P]
-            d_x_tile = D_tile[None, :] * ct.astype(d_y_z_tile, ct.float32) + d_row_tile  # [L, P]
+            d_x_tile = D_tile[None, :] * d_y_z_wide + d_row_tile  # [L, P]
             store(d_x, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_P), d_x_tile)
             x_tile = load(x, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_P), latency=LATENCY_X)  # [L, P]
-            d_D_tile = inner(ct.transpose(x_tile), ct.transpose(d_y_z_tile), INTRA)  # [P]
-            store(d_D_part, (lane, slot, head, 0), (1, 1, 1, TILE_P), d_D_tile)
+            x_wide = ct.astype(x_tile, ct.float32)  # [L, P]
             S_entry_tile = load(  # [P, N]
                 S_entry, (lane, head, slot, 0, 0), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
             )
@@ -440,7 +441,7 @@ def chunk_gradients(
             if WITH_Z:
                 read_S = dot(ct.transpose(score), x_tile, read_S_carried * kept[:, None], INTRA)  # [L, P]
                 # state_space_duality.ssd:24  y = S[t] . C + D * x
-                y_tile = read_S + D_tile[None, :] * ct.astype(x_tile, ct.float32)  # [L, P]
+                y_tile = read_S + D_tile[None, :] * x_wide  # [L, P]
                 z_tile = load(z, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_P)).astype(ct.float32)  # [L, P]
                 d_z_tile = (  # [L, P]
                     ((1.0 - sigmoid(z_tile)) * silu(z_tile) + sigmoid(z_tile))
@@ -448,19 +449,25 @@ def chunk_gradients(
                     * ct.astype(d_y_tile, ct.float32)
                 )
                 store(d_z, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_P), d_z_tile)
-            d_B_tile = dot(  # [L, N]
-                ct.astype(x_tile, ct.float32) * (step_tile * carry)[:, None], d_S_end_tile, d_B_tile, CARRIED
-            )
+            d_B_tile = dot(x_wide * (step_tile * carry)[:, None], d_S_end_tile, d_B_tile, CARRIED)  # [L, N]
             d_score_tile = ct.zeros((CHUNK, CHUNK), dtype=ct.float32)  # [L, L]
             d_score_tile = dot(x_tile, ct.transpose(d_y_z_tile), d_score_tile, INTRA)  # [L, L]
             d_score_tile = d_score_tile * decay_left  # [L, L]: decayed
             d_score_sum = d_score_sum + d_score_tile * step_tile[:, None]  # [L, L]
-            d_C_tile = dot(ct.astype(d_y_z_tile, ct.float32) * kept[:, None], S_entry_tile, d_C_tile, CARRIED)  # [L, N]
+            d_C_tile = dot(d_y_z_wide * kept[:, None], S_entry_tile, d_C_tile, CARRIED)  # [L, N]
             flow = d_score_tile * scores  # [L, L]: what the weight at j is asked for by i
             past = ct.where(causal_before, flow * step_tile[:, None], 0.0)  # [L, L]: between two tokens
-            row_pulled, seen, asked, passed = sum_four(  # [L]
-                ct.astype(x_tile, ct.float32) * pulled, ct.astype(d_y_z_tile, ct.float32) * read_S_carried, flow, past
-            )
+            if D_UNIFORM_P:
+                row_pulled, seen, asked, passed, d_D_token_tile = sum_five(  # [L]
+                    x_wide * pulled, d_y_z_wide * read_S_carried, flow, past, x_wide * d_y_z_wide
+                )
+                store(d_D_token, (lane, head, slot), (1, 1, CHUNK), d_D_token_tile)
+            else:
+                row_pulled, seen, asked, passed = sum_four(  # [L]
+                    x_wide * pulled, d_y_z_wide * read_S_carried, flow, past
+                )
+                d_D_tile = inner(ct.transpose(x_tile), ct.transpose(d_y_z_tile), INTRA)  # [P]
+                store(d_D_part, (lane, slot, head, 0), (1, 1, 1, TILE_P), d_D_tile)
             d_weight_tile = carry * row_pulled + asked  # [L]
             store(d_weight, (lane, head, slot), (1, 1, CHUNK), d_weight_tile)
             d_decay_written_tile = step_tile * carry * row_pulled  # [L]
@@ -483,12 +490,12 @@ def chunk_gradients(
 def token_gradients(
     dt: ct.Array, A: ct.Array, dt_bias: ct.Array,
     d_weight: ct.Array, d_decay_sum: ct.Array, d_decay_written: ct.Array, S_met: ct.Array, d_A_part: ct.Array,
-    d_dt_bias_part: ct.Array,
+    d_dt_bias_part: ct.Array, d_D_token: ct.Array, d_D_part: ct.Array,
     chunk_table: ct.Array,
     d_dt: ct.Array,
     dt_min: float, dt_max: float,
     TILE_P: ct.Constant[int], CHUNK: ct.Constant[int], TILE_H: ct.Constant[int],
-    PACKED: ct.Constant[bool],
+    D_UNIFORM_P: ct.Constant[bool], PACKED: ct.Constant[bool],
 ) -> None:
     """From the gradients of a chunk's per-token scalars to those of their inputs, for a tile of heads."""
     await_previous()
@@ -529,8 +536,12 @@ def token_gradients(
         store(d_dt, (batch, chunk, head_tile), (1, CHUNK, TILE_H), d_dt_tile)
         d_A_tile = ct.sum(step_tile * d_decay_tile, axis=0)  # [H]
         store(d_A_part, (lane, slot, head_tile), (1, 1, TILE_H), d_A_tile)
-        d_dt_bias_tile = ct.sum(within(dt_tile + dt_bias_tile[None, :], dt_min, dt_max) * d_step_tile, axis=0)  # [H]
+        d_dt_bias_tile = ct.sum(d_dt_tile, axis=0)  # [H]
         store(d_dt_bias_part, (lane, slot, head_tile), (1, 1, TILE_H), d_dt_bias_tile)
+        if D_UNIFORM_P:
+            d_D_token_tile = load(d_D_token, (lane, head_tile, slot), (1, TILE_H, CHUNK))  # [H, L]
+            d_D_tile = ct.sum(d_D_token_tile, axis=1)  # [H]
+            store(d_D_part, (lane, slot, head_tile, 0), (1, 1, TILE_H, 1), d_D_tile)
 
 
 def launch(
@@ -545,11 +556,9 @@ def launch(
         x.shape[2], x.shape[3], x.shape[0], x.shape[1], B.shape[3], B.shape[2]
     )
     x, dt, B, C, d_y = (_rt.indexable(v) for v in (x, dt, B, C, d_y))
+    state_tiles = _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n)
     segments = _gradients.segments(
-        config.segments,
-        _rt.ceil_div(size_t, config.chunk),
-        size_b * size_h * _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        x,
+        config.segments, _rt.ceil_div(size_t, config.chunk), size_b * size_h * state_tiles, x
     )
     cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, x)
     stream = _rt.stream(x)
@@ -574,8 +583,9 @@ def launch(
     # d_weight[b h t]: the gradient of the weight step
     # d_decay_sum[b h t]: the gradient of the running sum of decay, by reads
     # d_decay_written[b h t]: what the end of a chunk asks decay for, by each token's input
-    d_weight, d_decay_sum, d_decay_written = _rt.empty(
-        (3, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device
+    # d_D_token[b h t]: what each token adds to the gradient of D, if that is one number a head
+    d_weight, d_decay_sum, d_decay_written, d_D_token = _rt.empty(
+        (4, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device
     ).unbind()
     # S_met[b h chunk p]: what S passes through each chunk, times what arrives there
     S_met = _rt.empty((cut.lanes, size_h, cut.slots, size_p), dtype=torch.float32, device=x.device)
@@ -584,7 +594,7 @@ def launch(
     d_A_part = _gradients.parts((cut.lanes, cut.slots, size_h), sequences, A)
     d_B = _gradients.memory(B, sequences, shares)
     d_C = _gradients.memory(C, sequences, shares)
-    d_D_part = _gradients.parts((cut.lanes, cut.slots, size_h, size_p), sequences, D)
+    d_D_part = _gradients.parts((cut.lanes, cut.slots, size_h, 1 if D.stride(1) == 0 else size_p), sequences, D)
     d_dt_bias_part = _gradients.parts((cut.lanes, cut.slots, size_h), sequences, dt_bias)
     d_z = None if z is None else _gradients.memory(z, sequences)
     _rt.launch(
@@ -601,11 +611,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(segment_states, config.occupancy_entry_states, config.warps_entry_states),
-        (
-            cut.walks * size_h,
-            cut.inner,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.inner, state_tiles),
         (
             x, B, step, decay_sum, S_part, S_left, decay_oldest, cut.segment_table, cut.per_segment,
             config.state_latency_x, config.state_latency_B, _rt.PRECISION[config.state], config.state_latency_S,
@@ -616,11 +622,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(entry_states, config.occupancy_entry_states, config.warps_entry_states),
-        (
-            cut.walks * size_h,
-            cut.segments,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.segments, state_tiles),
         (
             x, B, _rt.given(S0, d_S0), decay_oldest, S_left, S_part, step, decay_sum, S_entry, cut.segment_table,
             cut.per_segment, config.state_latency_S, config.state_latency_x, config.state_latency_B,
@@ -632,11 +634,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(segment_gradients, config.occupancy_state_gradients, config.warps_state_gradients),
-        (
-            cut.walks * size_h,
-            cut.inner,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.inner, state_tiles),
         (
             C, _rt.indexable(_rt.given(z, x)), d_y, decay_sum, d_S_part, d_S_left, decay_newest, cut.segment_table,
             _rt.given(d_S_states, d_S0), states_every, cut.per_segment, config.state_latency_d_y,
@@ -648,11 +646,7 @@ def launch(
     _rt.launch(
         stream,
         _rt.hinted(state_gradients, config.occupancy_state_gradients, config.warps_state_gradients),
-        (
-            cut.walks * size_h,
-            cut.segments,
-            _rt.ceil_div(size_p, config.state_tile_p) * _rt.ceil_div(size_n, config.state_tile_n),
-        ),
+        (cut.walks * size_h, cut.segments, state_tiles),
         (
             C, _rt.indexable(_rt.given(z, x)), _rt.given(d_S_final, d_S0), d_y, decay_newest, d_S_left, d_S_part,
             decay_sum, d_S_end, cut.segment_table, d_S0, _rt.given(d_S_states, d_S0), states_every, cut.per_segment,
@@ -667,9 +661,9 @@ def launch(
         _rt.hinted(chunk_gradients, config.occupancy_chunk_gradients, config.warps_chunk_gradients),
         (cut.lanes * cut.slots, size_g, shares),
         (
-            x, B, C, D, _rt.indexable(_rt.given(z, x)), d_y, decay_sum, d_S_end, step, d_D_part, S_entry, d_weight,
-            d_decay_written, S_met, d_decay_sum, cut.chunk_table, d_x, _rt.given(d_z, x), d_B, d_C, config.latency_B,
-            config.latency_C, _rt.PRECISION[config.scores], config.latency_d_y, config.latency_S,
+            x, B, C, D, _rt.indexable(_rt.given(z, x)), d_y, decay_sum, d_S_end, step, S_entry, d_D_part, d_D_token,
+            d_weight, d_decay_written, S_met, d_decay_sum, cut.chunk_table, d_x, _rt.given(d_z, x), d_B, d_C,
+            config.latency_B, config.latency_C, _rt.PRECISION[config.scores], config.latency_d_y, config.latency_S,
             _rt.PRECISION[config.carried], _rt.PRECISION[config.intra], config.latency_x, config.chunk,
             _rt.covering(size_p), _rt.covering(size_n), D.stride(1) == 0, sequences is not None, z is not None,
         ),
@@ -680,8 +674,9 @@ def launch(
         _rt.hinted(token_gradients, config.occupancy_token_gradients, config.warps_token_gradients),
         (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
         (
-            dt, A, dt_bias, d_weight, d_decay_sum, d_decay_written, S_met, d_A_part, d_dt_bias_part, cut.chunk_table,
-            d_dt, dt_min, dt_max, _rt.covering(size_p), config.chunk, config.tile_h, sequences is not None,
+            dt, A, dt_bias, d_weight, d_decay_sum, d_decay_written, S_met, d_A_part, d_dt_bias_part, d_D_token,
+            d_D_part, cut.chunk_table, d_dt, dt_min, dt_max, _rt.covering(size_p), config.chunk, config.tile_h,
+            D.stride(1) == 0, sequences is not None,
         ),
         early=True,
     )

@@ -76,6 +76,7 @@ HELPERS = (
     "silu",
     "softplus",
     "store",
+    "sum_five",
     "sum_four",
     "sum_pair",
     "within",

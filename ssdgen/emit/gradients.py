@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import textwrap
+from dataclasses import replace
 
 import ssdgen
 from ssdgen.emit.buffers import workspaces
@@ -77,7 +78,8 @@ class GradientHost(Host):
         unit = next((r for r in self._gradients.results if r.shares), None)
         sizes = f"size_{layer.batch}, size_{layer.time}, config.chunk"
         walk = next(k for k in self._gradients.kernels if isinstance(k, EntryKernel))
-        blocks = f"size_{layer.batch} * size_{layer.head} * {walk.grid[-1]}"
+        tiles = self._tiles()
+        blocks = f"size_{layer.batch} * size_{layer.head} * {tiles.get(walk.grid[-1], walk.grid[-1])}"
         chunks = f"_rt.ceil_div(size_{layer.time}, config.chunk)"
         segments = f"_gradients.segments(config.segments, {chunks}, {blocks}, {self.host(plan.leader)})"
         results = [self._memory(r) for r in self._gradients.results if r.name]
@@ -107,21 +109,33 @@ class GradientHost(Host):
             "arguments": [*arguments, "sequences: _packed.Sequences | None", "config: Config"],
             "sizes": self.lengths(texts, [(self.final(s.name), s.axes) for s in layer.states]),
             "indexable": self.each([*tokens, *outputs], "_rt.indexable(v)"),
+            "tiles": [(name, code) for code, name in tiles.items()],
             "segments": segments,
             "cut": f"_cut.cut({sizes}, segments, 1, 1, sequences, {self.host(plan.leader)})",
             "shares": shares,
             "workspaces": workspaces(plan, self._names, self.host(plan.leader)),
             "memory": results,
-            "launches": self._launches(self._gradients.kernels),
+            "launches": self._launches(
+                tuple(replace(k, grid=tuple(tiles.get(g, g) for g in k.grid)) for k in self._gradients.kernels)
+            ),
             "parts": self._parts(),
             "returned": [tupled([self._returned_gradient(r) for r in self._gradients.results])],
         }
+
+    def _tiles(self) -> dict[str, str]:
+        """The variables of how many tiles a state has, by what they are: of states of rows and columns."""
+        grids = (k.grid[-1] for k in self._gradients.kernels if isinstance(k, EntryKernel))
+        products = dict.fromkeys(g for g in grids if " * " in g)
+        return {g: "state_tiles" if at == 0 else f"state_tiles_{at + 1}" for at, g in enumerate(products)}
 
     def _memory(self, result: Result) -> tuple[str, str]:
         """(variable, code) of a result's memory."""
         of = self.host(result.of)
         if CHUNKS in result.axes:
             lengths = {self._layer.batch: "cut.lanes", CHUNKS: "cut.slots"}
+            if result.uniform:
+                uniform = super().argument(Parameter("", "uniform", result.of, (result.uniform,)))
+                lengths[result.uniform] = f"1 if {uniform} else size_{result.uniform}"
             shape = tupled([lengths.get(a, f"size_{a}") for a in result.axes])
             return self._names.of("workspace", result.name), f"_gradients.parts({shape}, sequences, {of})"
         if result.shares:

@@ -30,7 +30,7 @@ from ssdgen.ir.plan import (
 )
 from ssdgen.ir.portable import AddProduct, Einsum, PortableStatement, Scale, Shift, Slice
 
-TOGETHER = {2: "sum_pair", 4: "sum_four"}
+TOGETHER = {2: "sum_pair", 4: "sum_four", 5: "sum_five"}
 """Device functions that sum tiles together, by how many."""
 
 

@@ -61,14 +61,15 @@ class Result:
     """The gradient of an input, in the buffer `name`.
 
     `axes` are the buffer's. Those that the input lacks are summed by the host, in a fixed order; `shares` says that the
-    first of them is the blocks of a group, whose parts are in float32 only if there are several. `name` is "" for a gradient
-    that is zero.
+    first of them is the blocks of a group, whose parts are in float32 only if there are several. Along the axis `uniform` it
+    has one number where the input is the same all along it. `name` is "" for a gradient that is zero.
     """
 
     of: str
     name: str
     axes: Axes
     shares: bool = False
+    uniform: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,7 @@ class Inner:
 
 @dataclass(frozen=True, slots=True)
 class SumTogether:
-    """targets = the sums of two or four `values` of two axes, each over its axis of `over`, in one pass where
+    """targets = the sums of two, four or five `values` of two axes, each over its axis of `over`, in one pass where
     their tiles have one shape: the warps of a block wait for each other once."""
 
     targets: tuple[Ref, ...]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from ssdgen.ir.chunkform import ChunkForm
-from ssdgen.ir.expr import Apply, Axes, Contract, Expr, Index, Ref, Size, axes_of, children, refs, rewrite
+from ssdgen.ir.expr import Apply, Axes, Contract, Expr, Index, Ref, Size, axes_of, children, refs, rewrite, walk
 from ssdgen.ir.layer import Layer, Tensor
 from ssdgen.ir.plan import (
     Config,
@@ -297,6 +298,29 @@ class KernelBuilder:
         for section in sections:
             section[:] = [_map(s, widened, rule) for s in section]
 
+    def name_widened(self, section: list[Statement]) -> None:
+        """Name a tile that a `finish`ed section makes once and widens several times, not only under flags."""
+        makes = [
+            {s.target.name: s.target for s in flattened([w]) if isinstance(s, Load | Let | Zeros)} for w in section
+        ]
+        once = Counter(name for made in makes for name in made)
+        plainly = {r.name for s in section for e in _operands(s) for r in _widened(e)}
+        count = Counter(r.name for s in flattened(section) for e in _operands(s) for r in _widened(e))
+        found = [name for name in once if once[name] == 1 and count[name] > 1 and name in plainly]
+        named = {name: self.names.fresh(f"{name.removesuffix('_tile')}_wide") for name in found}
+
+        def rule(e: Expr) -> Expr | None:
+            match e:
+                case Apply(op="float32", args=(Ref(name=name, axes=axes),)) if name in named:
+                    return Ref(named[name], axes)
+            return None
+
+        out: list[Statement] = []
+        for s, made in zip(section, makes, strict=True):
+            out.append(_map(s, set(), rule))
+            out += [Let(Ref(named[n], x.axes), Apply("float32", (x,))) for n, x in made.items() if n in named]
+        section[:] = out
+
 
 def _operands(statement: Statement) -> tuple[Expr, ...]:
     match statement:
@@ -312,6 +336,14 @@ def _operands(statement: Statement) -> tuple[Expr, ...]:
             return values
         case Load() | Zeros() | When() | If():
             return ()
+
+
+def _widened(expr: Expr) -> Iterator[Ref]:
+    """The references in `expr` that are widened, as often as they are."""
+    for e in walk(expr):
+        match e:
+            case Apply(op="float32", args=(Ref() as ref,)):
+                yield ref
 
 
 def _bare(expr: Expr) -> tuple[Ref, ...]:

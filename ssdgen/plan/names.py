@@ -21,6 +21,7 @@ RESERVED = frozenset(
         "segment_at",
         "has_chunk",
         "inner",
+        "sum_five",
         "sum_four",
         "sum_pair",
         "exp2",
@@ -170,6 +171,7 @@ HOST_LOCALS = frozenset(
         "token_gradients",
         "shares",
         "segments",
+        "state_tiles",
         "parts",
         "sums",
     }

@@ -170,6 +170,30 @@ def test_sequences_as_if_alone() -> None:
         assert relative_error(packed[name], total) < 1e-6, name
 
 
+def test_one_D_a_head() -> None:
+    """The gradient of D[h] is the sum of that of the D[h p] it stands for; and a D[h p] that repeats one number a head is no
+    D[h]: each of its channels has a gradient of its own."""
+    layer = read_layer(load_source("mamba2"))
+    sizes = {"b": 2, "t": 150, "h": 4, "g": 2, "p": 32, "n": 64}
+    inputs = dict(draw(layer, Case(sizes, dtype="f32", seed=3, forms={"D": ("h",)}), "cpu").keywords())
+    d_y = torch.randn(inputs["x"].shape, generator=torch.Generator().manual_seed(1))
+
+    def gradient(D: Tensor) -> Tensor:
+        with one_thread(), poisoned_memory(), _runtime.launcher(launch):
+            found = mamba2_gradients.GRADIENTS(
+                values(mamba2.LAYER, {**inputs, "D": D}), (0.0, float("inf")), (None,), None, (d_y,), (None,),
+                replace(mamba2_gradients.CONFIGS[torch.float32], **EXACT),
+            )  # fmt: skip
+        return found[[i.name for i in mamba2.LAYER.inputs].index("D")]
+
+    repeated = inputs["D"][:, None].expand(4, 32)
+    whole, one = gradient(repeated.contiguous()), gradient(inputs["D"])
+    assert whole.std(1).min() > 0
+    assert torch.equal(gradient(repeated), whole)
+    assert one.shape == (4,)
+    assert relative_error(one, whole.sum(1)) < 1e-6
+
+
 def test_lengths_of_a_class_compile_nothing() -> None:
     """Tokens, batch and segments are run-time values: another length of the same class launches what is compiled already. A
     class is whether chunks are a multiple of 16, and whether several blocks share a group."""
@@ -181,7 +205,7 @@ def test_lengths_of_a_class_compile_nothing() -> None:
 
     for several in (((8192, 2), (16384, 4), (32768, 3)), ((8256, 2), (8320, 5)), ((1024, 2), (2048, 2))):
         (first, *others) = [kernels(tokens, batch) for tokens, batch in several]
-        assert len({r.kernel for r in first}) == 9
+        assert len({r.kernel for r in first}) == 10
         assert all(other == first for other in others)
 
 

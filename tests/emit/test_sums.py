@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 
 from generated import _runtime, _sums
 from ssdgen.run.checks import one_thread, poisoned_memory, relative_error
 from ssdgen.run.emulate import launch
+
+
+def test_several_sums() -> None:
+    """Those of one size in one launch, up to three, each in the dtype it is for; the others apart, and all in their order."""
+    shapes = [(3, 200, 5), (3, 200, 5, 1), (2, 30, 70), (3, 200, 5), (3, 200, 5), (3, 200, 5)]
+    dtypes = [torch.float32, torch.bfloat16, *[torch.float32] * 4]
+    generator = torch.Generator().manual_seed(1)
+    parts = [torch.randn(shape, generator=generator) for shape in shapes]
+    likes = [torch.empty(p.shape[2], dtype=dtype) for p, dtype in zip(parts, dtypes, strict=True)]
+    grids = []
+
+    def counted(kernel: Any, grid: tuple[int, ...], args: Sequence[Any]) -> None:
+        grids.append(grid)
+        launch(kernel, grid, args)
+
+    with one_thread(), poisoned_memory(), _runtime.launcher(counted):
+        found = _sums.summed_together(list(zip(parts, likes, strict=True)))
+    assert grids == [(1, 3), (1, 2), (2,)]
+    for p, like, got in zip(parts, likes, found, strict=True):
+        assert (got.shape, got.dtype) == (like.shape, like.dtype)
+        want = p.double().sum((0, 1)).reshape(like.shape)
+        assert relative_error(got, want) <= (1e-6 if like.dtype == torch.float32 else 3e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

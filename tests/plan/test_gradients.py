@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from ssdgen.derive import chunk_form, recurrence
 from ssdgen.derive.adjoint import adjoint
 from ssdgen.ir.adjoint import Adjoint
 from ssdgen.ir.gradients import GradientPlan
-from ssdgen.ir.plan import Store, flattened
+from ssdgen.ir.plan import Statement, Store, When, flattened
 from ssdgen.plan import plan
 from ssdgen.plan.gradients import gradient_plan
 from ssdgen.plan.gradients.arriving import depends_on_reads
@@ -140,9 +141,11 @@ def test_kernels(name: str, reads: bool, kernels: int) -> None:
     assert {r.of for r in gradients.results} == {t.name for t in found.form.recurrence.layer.inputs}
 
 
+@pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize("name", ["mamba2", "mlstm", "retnet"])
-def test_every_buffer_is_written_by_one_kernel(name: str) -> None:
-    """Two kernels that store into one buffer would depend on their order."""
+def test_every_buffer_is_written_by_one_kernel(name: str, uniform: bool) -> None:
+    """Two kernels that store into one buffer would depend on their order; as they are compiled where inputs are passed in their
+    narrower forms, and where they are not."""
     written: dict[str, list[str]] = {}
     for kernel in gradient_plan(adjoint_of(name)).kernels:
         parts = [getattr(kernel, part, ()) for part in ("body", "before", "enter", "step", "once", "each")]
@@ -151,8 +154,18 @@ def test_every_buffer_is_written_by_one_kernel(name: str) -> None:
             if hasattr(kernel, "once")
             else [s for _, b in getattr(kernel, "after", ()) for s in b]
         ]
-        stores = {s.array for part in parts for s in flattened(part) if isinstance(s, Store)}
+        flags = {p.name for p in kernel.parameters if p.role == "uniform"}
+        stores = {s.array for part in parts for s in compiled(part, flags, uniform) if isinstance(s, Store)}
         for array in stores:
             written.setdefault(array, []).append(kernel.name)
     assert written
     assert {array: kernels for array, kernels in written.items() if len(kernels) > 1} == {}
+
+
+def compiled(statements: Iterable[Statement], flags: Collection[str], value: bool) -> Iterator[Statement]:
+    """Every statement but those that are left out where the `flags` have a value."""
+    for s in statements:
+        if isinstance(s, When) and s.flag in flags:
+            yield from compiled(s.body if value else s.otherwise, flags, value)
+        else:
+            yield from flattened([s])

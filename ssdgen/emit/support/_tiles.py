@@ -112,6 +112,18 @@ def sum_four(a: ct.Tile, b: ct.Tile, c: ct.Tile, d: ct.Tile) -> tuple[ct.Tile, c
 
 
 @ct.function
+def sum_five(
+    a: ct.Tile, b: ct.Tile, c: ct.Tile, d: ct.Tile, e: ct.Tile
+) -> tuple[ct.Tile, ct.Tile, ct.Tile, ct.Tile, ct.Tile]:
+    """The same of four and one more."""
+    if a.shape[0] == c.shape[0] and a.shape[1] == c.shape[1] and a.shape[0] == e.shape[0] and a.shape[1] == e.shape[1]:
+        a_sum, b_sum, c_sum, d_sum, e_sum = ct.reduce((a, b, c, d, e), 1, add_fives, (0.0, 0.0, 0.0, 0.0, 0.0))
+        return a_sum, b_sum, c_sum, d_sum, e_sum
+    a_sum, b_sum, c_sum, d_sum = sum_four(a, b, c, d)
+    return a_sum, b_sum, c_sum, d_sum, ct.sum(e, axis=1)
+
+
+@ct.function
 def add_pairs(a: ct.Tile, b: ct.Tile, c: ct.Tile, d: ct.Tile) -> tuple[ct.Tile, ct.Tile]:
     """(a, b) + (c, d)."""
     return a + c, b + d
@@ -123,6 +135,15 @@ def add_fours(
 ) -> tuple[ct.Tile, ct.Tile, ct.Tile, ct.Tile]:
     """(a, b, c, d) + (e, f, g, h)."""
     return a + e, b + f, c + g, d + h
+
+
+@ct.function
+def add_fives(
+    a: ct.Tile, b: ct.Tile, c: ct.Tile, d: ct.Tile, e: ct.Tile,
+    f: ct.Tile, g: ct.Tile, h: ct.Tile, i: ct.Tile, j: ct.Tile,
+) -> tuple[ct.Tile, ct.Tile, ct.Tile, ct.Tile, ct.Tile]:  # fmt: skip
+    """(a, b, c, d, e) + (f, g, h, i, j)."""
+    return a + f, b + g, c + h, d + i, e + j
 
 
 @ct.function

@@ -15,21 +15,24 @@ made before the products with `vector` and `column`, which the heads of a group 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ssdgen.ir.adjoint import Adjoint, Contribution, DecayAdjoint, Gradient, WeightAdjoint
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
 from ssdgen.ir.expr import ONE, Apply, Axes, Contract, Expr, Ref, add, mul, refs
 from ssdgen.ir.gradients import ChunkGradientKernel, Result
 from ssdgen.ir.plan import CHUNKS, KEY, SHARES, Config, Dot, Let, Parameter, Statement, Store, When
+from ssdgen.plan.builder import KernelBuilder
 from ssdgen.plan.decays import grown
-from ssdgen.plan.gradients.arriving import load_arriving
+from ssdgen.plan.gradients.arriving import combined, load_arriving
 from ssdgen.plan.gradients.parts import Parts, Sum
 from ssdgen.plan.gradients.results import store_gradient
-from ssdgen.plan.gradients.sort import Sorted
+from ssdgen.plan.gradients.sort import Sorted, to_name
 from ssdgen.plan.gradients.units import unit_of
 from ssdgen.plan.lower import retime
 from ssdgen.plan.place import chunk_position
+from ssdgen.plan.reads import shared_axes
 from ssdgen.plan.walk import WalkBuilder
 
 NAME = "chunk_gradients"
@@ -48,10 +51,13 @@ def chunk_kernel(adjoint: Adjoint, config: Config, gradients: Sorted) -> tuple[C
         parts.row_gradient(adj)
     parts.know(*(term.factor for g in gradients.rows for term in g.terms))
     intra = builder.constant("intra")
-    results = [r for g in gradients.rows for r in store_gradient(builder, parts.each, g, intra)]
+    flats = flat_gradients(adjoint, gradients)
+    plain = [g for g in gradients.rows if g not in flats]
+    results = [r for g in plain for r in store_gradient(builder, parts.each, g, intra)]
+    added = {g: combined(builder, parts.each, g) for g in flats}
     results += [r for g in gradients.gated for r in _gated(parts, g)]
     results += [_column(parts, g, unit) for g in gradients.columns]
-    parts.totals([*_over_rows(parts), *_over_time(parts)])
+    results += _totals(parts, added)
     for weight in adjoint.weights:
         _store_scalar(parts, weight.name, _weight(parts, weight))
     for decay in adjoint.decays:
@@ -122,12 +128,57 @@ def _unit(parts: Parts, unit: str | None) -> tuple[str, list[str], tuple[str, ..
 
 
 def _store_scalar(parts: Parts, name: str, value: Expr) -> None:
-    """Store a number of each token and head."""
+    """Store a number of each token and head, under a name."""
+    target = parts.builder.name_value(parts.each, f"{name}_tile", value, axes=(parts.time,))
+    parts.each.append(_scalar_store(parts, name, target))
+
+
+def _scalar_store(parts: Parts, name: str, value: Expr) -> Store:
+    """The store of a number of each token and head in the buffer `name`."""
     builder, layer = parts.builder, parts.builder.layer
     axes = (layer.batch, layer.head, layer.time)
     array = builder.declare(Parameter(name, "workspace", name, axes, "f32"))
-    target = builder.name_value(parts.each, f"{name}_tile", value, axes=(layer.time,))
-    parts.each.append(Store(array, builder.slots(array), target, builder.tile_axes(axes)))
+    return Store(array, builder.slots(array), value, builder.tile_axes(axes))
+
+
+def flat_gradients(adjoint: Adjoint, gradients: Sorted) -> tuple[Gradient, ...]:
+    """Those of inputs without a time axis whose narrower form is one number all along the rows: where that is passed, what a
+    token adds is one number, which is summed with the others of a token and left to the kernel of those."""
+    layer = adjoint.form.recurrence.layer
+    row, _ = shared_axes(adjoint.form)
+    summed = (g for g in gradients.rows if layer.time in g.terms[0].summed and gradients.scalars)
+    return tuple(g for g in summed if any(row not in form for form in layer.tensor(to_name(g)).narrower))
+
+
+def flat_name(gradient: Gradient) -> str:
+    """The buffer of what each token adds to the gradient of an input that is one number all along the rows."""
+    return f"{gradient.name}_token"
+
+
+def _totals(parts: Parts, flats: Mapping[Gradient, Expr]) -> list[Result]:
+    """The sums that leave one axis; with those of what tokens add to flat gradients, where such a form is passed."""
+    builder, sums = parts.builder, parts.missing([*_over_rows(parts), *_over_time(parts)])
+    if not flats:
+        parts.each += parts.together(sums[: len(sums) // 2 * 2])
+        return []
+    results: list[Result] = []
+    intra = builder.constant("intra")
+    for gradient, value in flats.items():
+        found = Sum(f"flat {gradient.name}", f"{gradient.name}_token_tile", value, parts.row, (parts.time,))
+        body = parts.together(sums)
+        with builder.apart():
+            stored = store_gradient(builder, body, gradient, intra)
+        results += [replace(r, uniform=parts.row) for r in stored]
+        flat = parts.together([*sums, found])
+        flat.append(_scalar_store(parts, flat_name(gradient), builder.known[found.key]))
+        parts.each.append(When(uniform_flag(builder, to_name(gradient), parts.row), tuple(flat), tuple(body)))
+        sums = []
+    return results
+
+
+def uniform_flag(builder: KernelBuilder, name: str, axis: str) -> str:
+    """The flag of an input's being the same all along an axis."""
+    return builder.declare(Parameter(f"{name}_UNIFORM_{axis}".upper(), "uniform", name, (axis,)))
 
 
 def _over_rows(parts: Parts) -> Iterator[Sum]:

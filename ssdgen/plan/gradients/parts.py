@@ -17,6 +17,9 @@ from ssdgen.plan.reads import shared_axes
 from ssdgen.plan.shared import product_key, product_name
 from ssdgen.plan.walk import WalkBuilder, entry_axes, entry_dtype, tile_constant
 
+TOGETHER = (5, 4, 2, 1)
+"""How many sums one statement makes, the most that there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sum:
@@ -61,6 +64,7 @@ class Parts:
         for axis in (self.row, self.column):
             self.builder.constant(f"tile_{axis}", f"size_{axis}")
         self.builder.finish(self.once, self.each, self.after)
+        self.builder.name_widened(self.each)
 
     @property
     def form(self) -> ChunkForm:
@@ -82,17 +86,28 @@ class Parts:
         """A sum by itself, unless it is there."""
         return self.named(found.key, found.name, Contract(found.value, ONE, found.over), found.axes)
 
-    def totals(self, sums: Iterable[Sum]) -> None:
-        """Sums that leave one axis each, four or two at a time."""
+    def missing(self, sums: Iterable[Sum]) -> list[Sum]:
+        """Those of `sums` that are not there, each once."""
+        return [s for s in {s.key: s for s in sums}.values() if s.key not in self.builder.known]
+
+    def together(self, sums: Iterable[Sum]) -> list[Statement]:
+        """The statements that make sums that leave one axis each, as many in one as there can be; they are `known` then, and
+        what is made of a sum twice has the same name."""
         names, known = self.builder.names, self.builder.known
-        missing = [s for s in {s.key: s for s in sums}.values() if s.key not in known]
-        while len(missing) > 1:
-            size = 4 if len(missing) > 3 else 2
-            together, missing = missing[:size], missing[size:]
-            targets = tuple(Ref(names.fresh(s.name), s.axes) for s in together)
-            values, over = tuple(s.value for s in together), tuple(s.over for s in together)
-            self.each.append(SumTogether(targets, values, over))
-            known.update(zip((s.key for s in together), targets, strict=True))
+        left = list(sums)
+        out: list[Statement] = []
+        while left:
+            size = next(n for n in TOGETHER if n <= len(left))
+            some, left = left[:size], left[size:]
+            for s in some:
+                if s.key not in known:
+                    known[s.key] = Ref(names.fresh(s.name), s.axes)
+            targets = tuple(known[s.key] for s in some)
+            if size > 1:
+                out.append(SumTogether(targets, tuple(s.value for s in some), tuple(s.over for s in some)))
+            else:
+                out.append(Let(targets[0], Contract(some[0].value, ONE, some[0].over)))
+        return out
 
     def product(
         self, section: list[Statement], key: str, name: str, dot: tuple[Expr, Expr], axes: Axes, how: str

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ssdgen.ir.adjoint import Adjoint
+from ssdgen.ir.adjoint import Adjoint, Gradient
 from ssdgen.ir.gradients import GradientPlan, Result
 from ssdgen.ir.plan import CHUNKS, Config, Kernel, Knob, Plan, StepPlan, Workspace
 from ssdgen.ir.schedule import PRODUCTS
@@ -20,10 +20,18 @@ from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.chunks import chunks_form
 from ssdgen.plan.config import DTYPES, default_config, knobs
 from ssdgen.plan.gradients.chunk import NAME as CHUNK
-from ssdgen.plan.gradients.chunk import chunk_kernel, met_axes, met_name, sum_name, written_name
+from ssdgen.plan.gradients.chunk import (
+    chunk_kernel,
+    flat_gradients,
+    flat_name,
+    met_axes,
+    met_name,
+    sum_name,
+    written_name,
+)
 from ssdgen.plan.gradients.reads import NAME as READS
 from ssdgen.plan.gradients.reads import read_kernel, read_workspaces
-from ssdgen.plan.gradients.sort import check_form, sort
+from ssdgen.plan.gradients.sort import check_form, sort, to_name
 from ssdgen.plan.gradients.tokens import NAME as TOKENS
 from ssdgen.plan.gradients.tokens import token_gradient_kernel
 from ssdgen.plan.gradients.units import unit_of
@@ -72,7 +80,7 @@ def gradient_plan(adjoint: Adjoint, config: Config | None = None) -> GradientPla
         *workspaces(form, config),
         *walk_workspaces(adjoint, config),
         *read_workspaces(adjoint),
-        *_scalars(adjoint),
+        *_scalars(adjoint, flat_gradients(adjoint, gradients)),
     )
     nothing = tuple(Result(name, "", ()) for name in gradients.nothing)
     found = {r.of: r for r in (*results, *more, *nothing)}
@@ -92,7 +100,7 @@ def _loaded(adjoint: Adjoint) -> tuple[list[str], list[str], list[str]]:
     return [*rows, *(o.name for o in adjoint.outputs)], columns, [s.name for s in layer.states]
 
 
-def _scalars(adjoint: Adjoint) -> tuple[Workspace, ...]:
+def _scalars(adjoint: Adjoint, flats: tuple[Gradient, ...]) -> tuple[Workspace, ...]:
     """The buffers of the gradients of per-token scalars."""
     layer = adjoint.form.recurrence.layer
     axes = (layer.batch, layer.head, layer.time)
@@ -101,6 +109,10 @@ def _scalars(adjoint: Adjoint) -> tuple[Workspace, ...]:
     of |= {sum_name(d): f"the gradient of the running sum of {d.decay}, by reads" for d in adjoint.decays}
     of |= {
         written_name(d): f"what the end of a chunk asks {d.decay} for, by each token's input" for d in adjoint.decays
+    }
+    of |= {
+        flat_name(g): f"what each token adds to the gradient of {to_name(g)}, if that is one number a head"
+        for g in flats
     }
     out = [Workspace(name, axes, shape, "f32", doc) for name, doc in of.items()]
     lengths = {layer.batch: "cut.lanes", CHUNKS: "cut.slots"}

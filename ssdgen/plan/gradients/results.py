@@ -18,7 +18,8 @@ def store_gradient(
     layer = builder.layer
     assert isinstance(gradient.of, Ref)
     value, over_tokens = combined(builder, section, gradient), layer.time in gradient.terms[0].summed
-    factors = _factors(value)
+    factors, key = _factors(value), f"gradient {value}"
+    value = builder.known.get(key, value)
     if over_tokens:
         value = Contract(value, ONE, layer.time)
     target = Ref(builder.names.of("gradient", f"{gradient.name}_tile"), builder.natural(value))
@@ -27,19 +28,33 @@ def store_gradient(
     elif value != target:
         section.append(Let(target, value))
     builder.known[gradient.name] = target
+    if not over_tokens:
+        builder.known[key] = target
     if gradient.of.name not in {t.name for t in layer.inputs}:
         return []
-    tensor, name = layer.tensor(gradient.of.name), gradient.name
-    axes = builder.array_axes(tensor)
-    parameter = Parameter(name, "gradient", tensor.name, axes, f"like {tensor.name}")
+    tensor = layer.tensor(gradient.of.name)
     if over_tokens:
-        rest = tuple(a for a in axes if a not in (layer.batch, layer.time))
-        axes = (layer.batch, CHUNKS, *(rest if layer.head in rest else (layer.head, *rest)))
-        name = f"{name}_part"
-        parameter = Parameter(name, "workspace", name, axes, "f32")
-    array = builder.declare(parameter)
+        array = declare_part(builder, gradient)
+    else:
+        axes = builder.array_axes(tensor)
+        array = builder.declare(Parameter(gradient.name, "gradient", tensor.name, axes, f"like {tensor.name}"))
+    axes = builder.parameters[array].axes
     section.append(Store(array, builder.slots(array), target, builder.tile_axes(axes)))
-    return [Result(tensor.name, name, axes)]
+    return [Result(tensor.name, part_name(gradient) if over_tokens else gradient.name, axes)]
+
+
+def part_name(gradient: Gradient) -> str:
+    """The buffer of what each chunk adds to a gradient."""
+    return f"{gradient.name}_part"
+
+
+def declare_part(builder: KernelBuilder, gradient: Gradient) -> str:
+    """The buffer of what each chunk adds to the gradient of an input without a time axis."""
+    layer = builder.layer
+    assert isinstance(gradient.of, Ref)
+    rest = tuple(a for a in builder.array_axes(layer.tensor(gradient.of.name)) if a not in (layer.batch, layer.time))
+    axes = (layer.batch, CHUNKS, *(rest if layer.head in rest else (layer.head, *rest)))
+    return builder.declare(Parameter(part_name(gradient), "workspace", part_name(gradient), axes, "f32"))
 
 
 def _factors(value: Expr) -> tuple[Ref, Ref] | None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from ssdgen.ir.adjoint import Adjoint
+from ssdgen.ir.adjoint import Adjoint, Gradient
 from ssdgen.ir.chunkform import ChunkState
 from ssdgen.ir.expr import ONE, Apply, Const, Contract, Expr, Ref, add
 from ssdgen.ir.gradients import Result, TokenGradientKernel
-from ssdgen.ir.plan import CHUNKS, Config, Cumsum, Let, Parameter, Slot, Statement
+from ssdgen.ir.plan import CHUNKS, Config, Cumsum, Let, Parameter, Slot, Statement, Store, When
 from ssdgen.plan.builder import KernelBuilder
-from ssdgen.plan.gradients.chunk import met_axes, met_name, sum_name, written_name
-from ssdgen.plan.gradients.results import store_gradient
-from ssdgen.plan.gradients.sort import Sorted
+from ssdgen.plan.gradients.chunk import (
+    flat_gradients,
+    flat_name,
+    met_axes,
+    met_name,
+    sum_name,
+    uniform_flag,
+    written_name,
+)
+from ssdgen.plan.gradients.results import declare_part, store_gradient
+from ssdgen.plan.gradients.sort import Sorted, to_name
 from ssdgen.plan.lower import LOG2_MIN, where
 from ssdgen.plan.place import CHUNK_TABLE, chunk_position, declare_packed
 from ssdgen.plan.reads import shared_axes
@@ -58,6 +66,8 @@ def token_gradient_kernel(
         body.append(Let(target, where(Apply("and", (valid, kept)), add(*total)), None, note))
         builder.known[decay.name] = target
     results = [result for gradient in gradients.scalars for result in store_gradient(builder, body, gradient)]
+    for gradient in flat_gradients(adjoint, gradients):
+        body.append(_flat(builder, gradient, row))
     body.insert(0, Let(valid, Apply("lt", (Ref("token", (time,)), Ref("length"))), None, "false past the end"))
     builder.constant("chunk")
     builder.constant(f"tile_{head}")
@@ -86,6 +96,18 @@ def _load(builder: KernelBuilder, body: list[Statement], name: str) -> Ref:
     axes = (layer.batch, layer.head, layer.time)
     array = builder.declare(Parameter(name, "workspace", name, axes, "f32"))
     return builder.load(body, array, key=f"scalar {name}")
+
+
+def _flat(builder: KernelBuilder, gradient: Gradient, row: str) -> When:
+    """Add up what tokens add to the gradient of an input that is one number all along the rows, where it is passed so."""
+    name, layer = to_name(gradient), builder.layer
+    body: list[Statement] = []
+    found = _load(builder, body, flat_name(gradient))
+    target = Ref(builder.names.of("gradient", f"{gradient.name}_tile"), (layer.head,))
+    part = declare_part(builder, gradient)
+    slots = tuple(Slot(row, "0", "1") if s.axis == row else s for s in builder.slots(part))
+    body += [Let(target, Contract(found, ONE, layer.time)), Store(part, slots, target, (layer.head,))]
+    return When(uniform_flag(builder, name, row), tuple(body))
 
 
 def _met(builder: KernelBuilder, body: list[Statement], state: ChunkState) -> Expr:
