@@ -46,7 +46,7 @@ def memory(layer: _rt.Layer, size: Mapping[str, int], every: int | None, packed:
     """Memory for every state at the ends of blocks, float32: behind the batch an axis of blocks; nothing if `every` is None."""
     if every is None:
         return []
-    make = torch.zeros if packed else torch.empty
+    make = torch.zeros if packed else _rt.empty
     shapes = (
         [size[axes[0]], size[layer.time] // every, *(size[a] for a in axes[1:])] for axes in layer.states.values()
     )

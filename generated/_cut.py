@@ -52,12 +52,13 @@ def cut(
     column: int,
     sequences: _packed.Sequences | None,
     like: Tensor,
+    per_segment: int = 0,
 ) -> Cut:
     """Cut a batch, or packed sequences, into chunks of `chunk` tokens and about `wanted` segments (0 to choose) of a batch
-    entry; `blocks` blocks walk a segment, with states of `column` columns. Of packed sequences all together have about as
-    many segments more than there are sequences."""
+    entry, or those of a batch into segments of `per_segment` chunks if that is not 0; `blocks` blocks walk a segment, with
+    states of `column` columns. Of packed sequences all together have about as many segments more than there are sequences."""
     if sequences is None:
-        return _whole_cut(batch, length, chunk, wanted, blocks, column, multiprocessors(like), like.device)
+        return _whole_cut(batch, length, chunk, wanted, blocks, column, multiprocessors(like), per_segment, like.device)
     chunks = _rt.ceil_div(sequences.tokens, chunk)
     count, per_segment = segments(wanted, chunks, blocks, column, multiprocessors(like))
     chunk_table = _packed.chunk_table(sequences, chunk)
@@ -68,11 +69,22 @@ def cut(
 
 @functools.lru_cache(maxsize=1024)
 def _whole_cut(
-    batch: int, length: int, chunk: int, wanted: int, blocks: int, column: int, processors: int, device: torch.device
+    batch: int,
+    length: int,
+    chunk: int,
+    wanted: int,
+    blocks: int,
+    column: int,
+    processors: int,
+    per_segment: int,
+    device: torch.device,
 ) -> Cut:
     """The cut of a batch; made once for calls that do not differ in it."""
     chunks = _rt.ceil_div(length, chunk)
-    count, per_segment = segments(wanted, chunks, batch * blocks, column, processors)
+    if per_segment:
+        count = _rt.ceil_div(chunks, per_segment)
+    else:
+        count, per_segment = segments(wanted, chunks, batch * blocks, column, processors)
     none = _no_table(device)
     parts = _one_class(count - 1) if count > 1 else 1
     return Cut(batch, chunks, batch, count, count - 1, parts, per_segment, none, none)

@@ -31,6 +31,13 @@ PROLOGUE, JUMP = 2.0, 0.5
 
 MOST_SEGMENTS = 32
 
+FLAT = 128
+"""Columns of a state, at most, where the gradient of an input that is one number a head is one of the sums over rows: with
+256 it takes registers that there are not, and 50 us more at 4,16384,8,1,64,256 on an H200."""
+
+LONGEST_CHUNK = 256
+"""Tokens of a forward pass's chunk, at most."""
+
 WIDEST = 256
 """The longest axis of a state that a tile holds."""
 
@@ -53,7 +60,7 @@ class Gradients:
         self.layer, self.configs, self.leader = layer, configs, keyed[0]
         self._launch, self._parts = launch, parts
         self._keyed, self._digest, self._variant = keyed, digest, variant
-        self._calls = _replay.Calls(self._launched, configs, len(layer.inputs), len(layer.scalars), absent=4)
+        self._calls = _replay.Calls(self._launched, configs, len(layer.inputs), len(layer.scalars), absent=5)
 
     def __call__(
         self,
@@ -69,20 +76,48 @@ class Gradients:
         mask: Tensor | None = None,
         states_every: int | None = None,
         kept: Sequence[Tensor | None] = (),
+        starts: Sequence[Tensor | None] = (),
+        starts_every: int | None = None,
     ) -> tuple[Tensor | None, ...] | None:
         """The gradients of inputs, then of initial states, from those that arrive at outputs, final states and, with
         `states_every`, those `kept` at the ends of blocks; for arguments as they were passed to a call of `forward` that was
         right. None if int32 does not reach its arrays, or no tile holds its states.
+
+        `starts` are the states at the ends of blocks of `starts_every` tokens, if the forward pass kept them (see the method of
+        that name); the result is the same without, and takes longer.
 
         They have the dtypes and shapes of what they are of; None for what is absent. Those of tokens that are in no sequence
         are 0. `seq_idx` and `mask` synchronise with the device once. Raises ValueError for so many sequences that int32 does
         not reach their states.
         """
         between = kept or [None] * len(states)
-        special = cu_seqlens, seq_idx, mask, states_every
+        begun = starts or [None] * len(states)
+        special = cu_seqlens, seq_idx, mask, states_every, starts_every
         found: tuple[Tensor | None, ...] | None
-        found = self._calls(*inputs, *scalars, *states, *outputs, *finals, *between, *special, config)
+        found = self._calls(*inputs, *scalars, *states, *outputs, *finals, *between, *begun, *special, config)
         return found
+
+    def starts_every(
+        self, inputs: Sequence[Tensor | None], size: Mapping[str, int], forward: Any, config: Any = None
+    ) -> int | None:
+        """Of how many tokens the blocks are at whose ends a forward pass with the Config `forward`, or None, should keep its
+        states for the gradients of a call of whole sequences: those of a walk's segments, in whole chunks of either pass. None
+        where a walk has one, or kernels compute no gradients."""
+        layer = self.layer
+        if not reached(layer, size, inputs):
+            return None
+        by_name = dict(zip((i.name for i in layer.inputs), inputs, strict=True))
+        config = self._chosen(config, by_name, size, None)
+        leader = by_name[self.leader]
+        assert leader is not None
+        channels = [a for a in next(iter(layer.states.values())) if a not in (layer.batch, layer.head)]
+        tiles = math.prod(_rt.ceil_div(size[a], getattr(config, f"state_tile_{a}")) for a in channels)
+        chunks = _rt.ceil_div(size[layer.time], config.chunk)
+        wanted = config.segments or getattr(forward, "segments", 0)
+        count = segments(wanted, chunks, size[layer.batch] * size[layer.head] * tiles, leader)
+        whole = max(config.chunk, LONGEST_CHUNK if forward is None else forward.chunk)
+        every = _rt.ceil_div(_rt.ceil_div(chunks, count) * config.chunk, whole) * whole
+        return every if every < size[layer.time] else None
 
     def _wholes(self, inputs: Sequence[Tensor | None], found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """The gradients of the inputs that are given, from what the kernels leave of each."""
@@ -117,10 +152,12 @@ class Gradients:
     def _launched(self, *arguments: Any) -> tuple[Tensor | None, ...] | None:
         """The gradients of a call: what its kernels leave of each, summed."""
         layer = self.layer
-        *values, cu_seqlens, seq_idx, mask, every, config = arguments
-        parts = layer.inputs, layer.scalars, layer.states, layer.outputs, layer.states, layer.states
+        *values, cu_seqlens, seq_idx, mask, every, starts_every, config = arguments
+        parts = layer.inputs, layer.scalars, layer.states, layer.outputs, layer.states, layer.states, layer.states
         ends = itertools.accumulate(map(len, parts))
-        inputs, scalars, states, outputs, finals, kept = (values[a:b] for a, b in itertools.pairwise((0, *ends)))
+        inputs, scalars, states, outputs, finals, kept, starts = (
+            values[a:b] for a, b in itertools.pairwise((0, *ends))
+        )
         by_name = dict(zip((i.name for i in layer.inputs), inputs, strict=True))
         initial = dict(zip(layer.states, states, strict=True))
         numbers = dict(zip((s.name for s in layer.scalars), scalars, strict=True))
@@ -152,8 +189,9 @@ class Gradients:
             config = replace(config, chunk=chunk_of(config.chunk, every))
             with torch.no_grad():
                 found, first = self._cut(
-                    (full, numbered, states), (arriving, passed, between), first, size, sequences, every, config
-                )
+                    (full, numbered, states), (arriving, passed, between), (*starts, starts_every or 0), first, size,
+                    sequences, every, config,
+                )  # fmt: skip
         whole = self._wholes(inputs, found)
         return (*whole, *(None if s is None else x for s, x in zip(states, first, strict=True)))
 
@@ -174,19 +212,21 @@ class Gradients:
         self,
         given: tuple[Sequence[Tensor | None], Sequence[float], Sequence[Tensor | None]],
         arriving: tuple[Sequence[Tensor], Sequence[Tensor | None], Sequence[Tensor | None]],
+        begun: tuple[Any, ...],
         first: list[Tensor],
         size: Mapping[str, int],
         sequences: _packed.Sequences | None,
         every: int | None,
         config: Any,
     ) -> tuple[tuple[Tensor | None, ...], list[Tensor]]:
-        """The gradients of inputs and of initial states, for which `first` is memory, an entry a sequence.
+        """The gradients of inputs and of initial states, for which `first` is memory, an entry a sequence; `begun` are the
+        states that segments begin with, or None, and the tokens of a segment.
 
         What enters a row's first sequence, and what leaves its last, have their gradients there; what is gathered, at the
         places it came from.
         """
         layer, (full, scalars, states), (outputs, finals, kept) = self.layer, given, arriving
-        tail = (every or 0, *first, sequences, config)
+        tail = (every or 0, *begun, *first, sequences, config)
         if sequences is None:
             return self._launch(*full, *scalars, *states, *outputs, *finals, *kept, *tail), first
         if not reached(layer, {**size, _rt.SEQUENCE: sequences.count}, full, config.chunk):

@@ -46,6 +46,7 @@ from torch import Tensor
 
 from . import _cut, _gradients, _packed, _reach
 from . import _runtime as _rt
+from ._direct import store_direct
 from ._tiles import (
     await_previous,
     chunk_at,
@@ -168,10 +169,11 @@ def entry_states(
     S0: ct.Array,
     decay_oldest: ct.Array, S_left: ct.Array, S_part: ct.Array, step: ct.Array, decay_sum: ct.Array, S_entry: ct.Array,
     segment_table: ct.Array,
+    S_starts: ct.Array,
     per_segment: int,
     LATENCY_S: ct.Constant[int], LATENCY_X: ct.Constant[int], LATENCY_B: ct.Constant[int], STATE: ct.Constant[int],
     CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], STARTED: ct.Constant[bool],
 ) -> None:
     """The state S that enters each chunk: a block walks the chunks of a segment with a tile of the state in
     registers.
@@ -196,12 +198,16 @@ def entry_states(
         S_tile = load(S0, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
     else:
         S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
-    for before in range(since, segment):
-        S_left_tile = load(S_left, (origin + before, lane, head), (1, 1, 1))
-        S_part_tile = load(  # [P, N]
-            S_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
-        )
-        S_tile = exp2(S_left_tile) * S_tile + S_part_tile  # [P, N]
+    if STARTED:
+        if segment > 0:
+            S_tile = load(S_starts, (batch, segment - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N))  # [P, N]
+    else:
+        for before in range(since, segment):
+            S_left_tile = load(S_left, (origin + before, lane, head), (1, 1, 1))
+            S_part_tile = load(  # [P, N]
+                S_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
+            )
+            S_tile = exp2(S_left_tile) * S_tile + S_part_tile  # [P, N]
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         store(S_entry, (lane, head, slot + chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), S_tile, latency=LATENCY_S)
         x_tile = load(  # [L, P]
@@ -370,7 +376,7 @@ def chunk_gradients(
     LATENCY_B: ct.Constant[int], LATENCY_C: ct.Constant[int], SCORES: ct.Constant[int], LATENCY_D_Y: ct.Constant[int],
     LATENCY_S: ct.Constant[int], CARRIED: ct.Constant[int], INTRA: ct.Constant[int], LATENCY_X: ct.Constant[int],
     CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    D_UNIFORM_P: ct.Constant[bool], PACKED: ct.Constant[bool], WITH_Z: ct.Constant[bool],
+    D_UNIFORM_P: ct.Constant[bool], PACKED: ct.Constant[bool], WITH_Z: ct.Constant[bool], D_FLAT: ct.Constant[bool],
 ) -> None:
     """The gradients of one chunk, of a group's heads one by one."""
     await_previous()
@@ -457,11 +463,11 @@ def chunk_gradients(
             d_C_tile = dot(d_y_z_wide * kept[:, None], S_entry_tile, d_C_tile, CARRIED)  # [L, N]
             flow = d_score_tile * scores  # [L, L]: what the weight at j is asked for by i
             past = ct.where(causal_before, flow * step_tile[:, None], 0.0)  # [L, L]: between two tokens
-            if D_UNIFORM_P:
+            if D_FLAT:
                 row_pulled, seen, asked, passed, d_D_token_tile = sum_five(  # [L]
                     x_wide * pulled, d_y_z_wide * read_S_carried, flow, past, x_wide * d_y_z_wide
                 )
-                store(d_D_token, (lane, head, slot), (1, 1, CHUNK), d_D_token_tile)
+                store_direct(d_D_token, (lane, head, slot), (1, 1, CHUNK), d_D_token_tile, True)
             else:
                 row_pulled, seen, asked, passed = sum_four(  # [L]
                     x_wide * pulled, d_y_z_wide * read_S_carried, flow, past
@@ -469,16 +475,16 @@ def chunk_gradients(
                 d_D_tile = inner(ct.transpose(x_tile), ct.transpose(d_y_z_tile), INTRA)  # [P]
                 store(d_D_part, (lane, slot, head, 0), (1, 1, 1, TILE_P), d_D_tile)
             d_weight_tile = carry * row_pulled + asked  # [L]
-            store(d_weight, (lane, head, slot), (1, 1, CHUNK), d_weight_tile)
+            store_direct(d_weight, (lane, head, slot), (1, 1, CHUNK), d_weight_tile, True)
             d_decay_written_tile = step_tile * carry * row_pulled  # [L]
-            store(d_decay_written, (lane, head, slot), (1, 1, CHUNK), d_decay_written_tile)
+            store_direct(d_decay_written, (lane, head, slot), (1, 1, CHUNK), d_decay_written_tile, True)
             S_met_tile = (  # [P]: what reaches from before the chunk behind it
                 exp2(decay_end)
                 * ct.sum(ct.astype(S_entry_tile, ct.float32) * ct.astype(d_S_end_tile, ct.float32), axis=1)
             )
             store(S_met, (lane, head, slot, 0), (1, 1, 1, TILE_P), S_met_tile)
             d_decay_sum_tile = kept * seen + ct.sum(past, axis=0) - passed  # [L]
-            store(d_decay_sum, (lane, head, slot), (1, 1, CHUNK), d_decay_sum_tile)
+            store_direct(d_decay_sum, (lane, head, slot), (1, 1, CHUNK), d_decay_sum_tile, True)
 
         d_B_tile = dot(d_score_sum, C_tile, d_B_tile, INTRA)  # [L, N]
         store(d_B, (share, batch, chunk, group_g, 0), (1, 1, CHUNK, 1, TILE_N), d_B_tile)
@@ -495,7 +501,7 @@ def token_gradients(
     d_dt: ct.Array,
     dt_min: float, dt_max: float,
     TILE_P: ct.Constant[int], CHUNK: ct.Constant[int], TILE_H: ct.Constant[int],
-    D_UNIFORM_P: ct.Constant[bool], PACKED: ct.Constant[bool],
+    PACKED: ct.Constant[bool], D_FLAT: ct.Constant[bool],
 ) -> None:
     """From the gradients of a chunk's per-token scalars to those of their inputs, for a tile of heads."""
     await_previous()
@@ -542,7 +548,7 @@ def token_gradients(
         store(d_A_part, (lane, slot, head_tile), (1, 1, TILE_H), d_A_tile)
         d_dt_bias_tile = ct.sum(d_dt_tile, axis=0)  # [H]
         store(d_dt_bias_part, (lane, slot, head_tile), (1, 1, TILE_H), d_dt_bias_tile)
-        if D_UNIFORM_P:
+        if D_FLAT:
             d_D_token_tile = load(d_D_token, (lane, head_tile, slot), (1, TILE_H, CHUNK))  # [H, L]
             d_D_tile = ct.sum(d_D_token_tile, axis=1)  # [H]
             store(d_D_part, (lane, slot, head_tile, 0), (1, 1, TILE_H, 1), d_D_tile)
@@ -551,10 +557,12 @@ def token_gradients(
 def launch(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None, dt_min: float,
     dt_max: float, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None, d_S_states: Tensor | None,
-    states_every: int, d_S0: Tensor, sequences: _packed.Sequences | None, config: Config,
+    states_every: int, S_starts: Tensor | None, starts_every: int, d_S0: Tensor, sequences: _packed.Sequences | None,
+    config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
-    as blocks leave them, None for one that is 0; those of initial states are written in place.
+    as blocks leave them, None for one that is 0; those of initial states are written in place. With the states at
+    the ends of blocks of `starts_every` tokens, if the forward pass kept them, segments are those blocks.
     """
     size_h, size_p, size_b, size_t, size_n, size_g = (
         x.shape[2], x.shape[3], x.shape[0], x.shape[1], B.shape[3], B.shape[2]
@@ -564,8 +572,9 @@ def launch(
     segments = _gradients.segments(
         config.segments, _rt.ceil_div(size_t, config.chunk), size_b * size_h * state_tiles, x
     )
-    cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, x)
+    cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, x, starts_every // config.chunk)
     stream = _rt.stream(x)
+    flat_D = D.stride(1) == 0 and size_n <= _gradients.FLAT
     shares = _gradients.shares(config.shares, cut.lanes * cut.slots * size_g, size_h // size_g, x)
     # step[b h t]: weight step
     # decay_sum[b h t]: running sum of A * step * LOG2E within a chunk
@@ -598,7 +607,7 @@ def launch(
     d_A_part = _gradients.parts((cut.lanes, cut.slots, size_h), sequences, A)
     d_B = _gradients.memory(B, sequences, shares)
     d_C = _gradients.memory(C, sequences, shares)
-    d_D_part = _gradients.parts((cut.lanes, cut.slots, size_h, 1 if D.stride(1) == 0 else size_p), sequences, D)
+    d_D_part = _gradients.parts((cut.lanes, cut.slots, size_h, 1 if flat_D else size_p), sequences, D)
     d_dt_bias_part = _gradients.parts((cut.lanes, cut.slots, size_h), sequences, dt_bias)
     d_z = None if z is None else _gradients.memory(z, sequences)
     _rt.launch(
@@ -612,26 +621,27 @@ def launch(
     )
     # decay_oldest, decay_newest[segment b h]: the chunks that each segment remembers from and reaches to
     decay_oldest, decay_newest = _reach.reaches(stream, decay_sum, cut, config.chunk, sequences is not None)
-    _rt.launch(
-        stream,
-        _rt.hinted(segment_states, config.occupancy_entry_states, config.warps_entry_states),
-        (cut.walks * size_h, cut.inner, state_tiles),
-        (
-            x, B, step, decay_sum, S_part, S_left, decay_oldest, cut.segment_table, cut.per_segment,
-            config.state_latency_x, config.state_latency_B, _rt.PRECISION[config.state], config.state_latency_S,
-            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
-        ),
-        early=True,
-    )
+    if S_starts is None:
+        _rt.launch(
+            stream,
+            _rt.hinted(segment_states, config.occupancy_entry_states, config.warps_entry_states),
+            (cut.walks * size_h, cut.inner, state_tiles),
+            (
+                x, B, step, decay_sum, S_part, S_left, decay_oldest, cut.segment_table, cut.per_segment,
+                config.state_latency_x, config.state_latency_B, _rt.PRECISION[config.state], config.state_latency_S,
+                config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            ),
+            early=True,
+        )
     _rt.launch(
         stream,
         _rt.hinted(entry_states, config.occupancy_entry_states, config.warps_entry_states),
         (cut.walks * size_h, cut.segments, state_tiles),
         (
             x, B, _rt.given(S0, d_S0), decay_oldest, S_left, S_part, step, decay_sum, S_entry, cut.segment_table,
-            cut.per_segment, config.state_latency_S, config.state_latency_x, config.state_latency_B,
-            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
-            S0 is not None,
+            _rt.given(S_starts, d_S0), cut.per_segment, config.state_latency_S, config.state_latency_x,
+            config.state_latency_B, _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
+            sequences is not None, S0 is not None, S_starts is not None,
         ),
         early=True,
     )
@@ -669,7 +679,7 @@ def launch(
             d_weight, d_decay_written, S_met, d_decay_sum, cut.chunk_table, d_x, _rt.given(d_z, x), d_B, d_C,
             config.latency_B, config.latency_C, _rt.PRECISION[config.scores], config.latency_d_y, config.latency_S,
             _rt.PRECISION[config.carried], _rt.PRECISION[config.intra], config.latency_x, config.chunk,
-            _rt.covering(size_p), _rt.covering(size_n), D.stride(1) == 0, sequences is not None, z is not None,
+            _rt.covering(size_p), _rt.covering(size_n), D.stride(1) == 0, sequences is not None, z is not None, flat_D,
         ),
         early=True,
     )
@@ -680,7 +690,7 @@ def launch(
         (
             dt, A, dt_bias, d_weight, d_decay_sum, d_decay_written, S_met, d_A_part, d_dt_bias_part, d_D_token,
             d_D_part, cut.chunk_table, d_dt, dt_min, dt_max, _rt.covering(size_p), config.chunk, config.tile_h,
-            D.stride(1) == 0, sequences is not None,
+            sequences is not None, flat_D,
         ),
         early=True,
     )

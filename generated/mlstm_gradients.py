@@ -47,6 +47,7 @@ from torch import Tensor
 
 from . import _cut, _gradients, _packed, _reach
 from . import _runtime as _rt
+from ._direct import store_direct
 from ._tiles import (
     above,
     await_previous,
@@ -169,10 +170,11 @@ def entry_states_C(
     C0: ct.Array,
     decay_oldest: ct.Array, C_left: ct.Array, C_part: ct.Array, write: ct.Array, decay_sum: ct.Array, C_entry: ct.Array,
     segment_table: ct.Array,
+    C_starts: ct.Array,
     per_segment: int,
     LATENCY_C: ct.Constant[int], LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int],
     CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_C0: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_C0: ct.Constant[bool], STARTED: ct.Constant[bool],
 ) -> None:
     """The state C that enters each chunk: a block walks the chunks of a segment with a tile of the state in
     registers.
@@ -196,12 +198,16 @@ def entry_states_C(
         C_tile = load(C0, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
     else:
         C_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
-    for before in range(since, segment):
-        C_left_tile = load(C_left, (origin + before, lane, head), (1, 1, 1))
-        C_part_tile = load(  # [P, N]
-            C_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_C
-        )
-        C_tile = exp2(C_left_tile) * C_tile + C_part_tile  # [P, N]
+    if STARTED:
+        if segment > 0:
+            C_tile = load(C_starts, (batch, segment - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N))  # [P, N]
+    else:
+        for before in range(since, segment):
+            C_left_tile = load(C_left, (origin + before, lane, head), (1, 1, 1))
+            C_part_tile = load(  # [P, N]
+                C_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_C
+            )
+            C_tile = exp2(C_left_tile) * C_tile + C_part_tile  # [P, N]
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         store(C_entry, (lane, head, slot + chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), C_tile, latency=LATENCY_C)
         v_tile = load(  # [L, P]
@@ -263,9 +269,10 @@ def entry_states_N(
     N0: ct.Array,
     decay_oldest: ct.Array, C_left: ct.Array, N_part: ct.Array, write: ct.Array, decay_sum: ct.Array, N_entry: ct.Array,
     segment_table: ct.Array,
+    N_starts: ct.Array,
     per_segment: int,
     LATENCY_N: ct.Constant[int], LATENCY_K: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_N0: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_N0: ct.Constant[bool], STARTED: ct.Constant[bool],
 ) -> None:
     """The state N that enters each chunk: a block walks the chunks of a segment with a tile of the state in
     registers.
@@ -288,10 +295,16 @@ def entry_states_N(
         N_tile = load(N0, (sequence, head, n_tile), (1, 1, TILE_N))  # [N]
     else:
         N_tile = ct.zeros((TILE_N,), dtype=ct.float32)  # [N]
-    for before in range(since, segment):
-        C_left_tile = load(C_left, (origin + before, lane, head), (1, 1, 1))
-        N_part_tile = load(N_part, (lane, head, origin + before, n_tile), (1, 1, 1, TILE_N), latency=LATENCY_N)  # [N]
-        N_tile = exp2(C_left_tile) * N_tile + N_part_tile  # [N]
+    if STARTED:
+        if segment > 0:
+            N_tile = load(N_starts, (batch, segment - 1, head, n_tile), (1, 1, 1, TILE_N))  # [N]
+    else:
+        for before in range(since, segment):
+            C_left_tile = load(C_left, (origin + before, lane, head), (1, 1, 1))
+            N_part_tile = load(  # [N]
+                N_part, (lane, head, origin + before, n_tile), (1, 1, 1, TILE_N), latency=LATENCY_N
+            )
+            N_tile = exp2(C_left_tile) * N_tile + N_part_tile  # [N]
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         store(N_entry, (lane, head, slot + chunk, n_tile), (1, 1, 1, TILE_N), N_tile, latency=LATENCY_N)
         k_tile = load(  # [L, N]
@@ -712,14 +725,14 @@ def chunk_gradients(
         row_pulled = ct.sum(v_wide * pulled_C, axis=1)  # [L]
         pulled_N = ct.sum(ct.astype(k_tile, ct.float32) * d_N_end_tile[None, :], axis=1)  # [L]
         d_weight_tile = carry * row_pulled + carry * pulled_N + asked  # [L]
-        store(d_weight, (lane, head, slot), (1, 1, CHUNK), d_weight_tile)
+        store_direct(d_weight, (lane, head, slot), (1, 1, CHUNK), d_weight_tile, True)
         read_C_carried = ct.zeros((CHUNK, TILE_P), dtype=ct.float32)  # [L, P]
         read_C_carried = dot(q_tile, ct.transpose(C_entry_tile), read_C_carried, CARRIED)  # [L, P]
         seen = ct.sum(d_read_C_wide * read_C_carried, axis=1)  # [L]
         read_N_carried = ct.sum(ct.astype(q_tile, ct.float32) * N_entry_tile[None, :], axis=1)  # [L]
         seen_2 = d_read_N_tile * read_N_carried  # [L]
         d_decay_written_tile = write_tile * carry * row_pulled + write_tile * carry * pulled_N  # [L]
-        store(d_decay_written, (lane, head, slot), (1, 1, CHUNK), d_decay_written_tile)
+        store_direct(d_decay_written, (lane, head, slot), (1, 1, CHUNK), d_decay_written_tile, True)
         C_met_tile = (  # [P]: what reaches from before the chunk behind it
             exp2(decay_end) * ct.sum(ct.astype(C_entry_tile, ct.float32) * ct.astype(d_C_end_tile, ct.float32), axis=1)
         )
@@ -729,7 +742,7 @@ def chunk_gradients(
         )
         store(N_met, (lane, head, slot), (1, 1, 1), N_met_tile)
         d_decay_sum_tile = kept * seen + kept * seen_2 + ct.sum(past, axis=0) - passed  # [L]
-        store(d_decay_sum, (lane, head, slot), (1, 1, CHUNK), d_decay_sum_tile)
+        store_direct(d_decay_sum, (lane, head, slot), (1, 1, CHUNK), d_decay_sum_tile, True)
 
         d_q_tile = dot(ct.transpose(d_score_sum), k_tile, d_q_tile, INTRA)  # [L, N]
         store(d_q, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_N), d_q_tile)
@@ -796,10 +809,12 @@ def token_gradients(
 def launch(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C0: Tensor | None, N0: Tensor | None, d_y: Tensor,
     d_C_final: Tensor | None, d_N_final: Tensor | None, d_C_states: Tensor | None, d_N_states: Tensor | None,
-    states_every: int, d_C0: Tensor, d_N0: Tensor, sequences: _packed.Sequences | None, config: Config,
+    states_every: int, C_starts: Tensor | None, N_starts: Tensor | None, starts_every: int, d_C0: Tensor, d_N0: Tensor,
+    sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
-    as blocks leave them, None for one that is 0; those of initial states are written in place.
+    as blocks leave them, None for one that is 0; those of initial states are written in place. With the states at
+    the ends of blocks of `starts_every` tokens, if the forward pass kept them, segments are those blocks.
     """
     size_b, size_t, size_h, size_p, size_n = q.shape[0], q.shape[1], q.shape[2], v.shape[3], q.shape[3]
     q, k, v, i, f, d_y = (_rt.indexable(v) for v in (q, k, v, i, f, d_y))
@@ -807,7 +822,7 @@ def launch(
     segments = _gradients.segments(
         config.segments, _rt.ceil_div(size_t, config.chunk), size_b * size_h * state_tiles, v
     )
-    cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, v)
+    cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, v, starts_every // config.chunk)
     stream = _rt.stream(v)
     # write[b h t]: weight write
     # decay_sum[b h t]: running sum of logsigmoid(f) * LOG2E within a chunk
@@ -864,47 +879,49 @@ def launch(
     )
     # decay_oldest, decay_newest[segment b h]: the chunks that each segment remembers from and reaches to
     decay_oldest, decay_newest = _reach.reaches(stream, decay_sum, cut, config.chunk, sequences is not None)
-    _rt.launch(
-        stream,
-        _rt.hinted(segment_states_C, config.occupancy_entry_states, config.warps_entry_states),
-        (cut.walks * size_h, cut.inner, state_tiles),
-        (
-            k, v, write, decay_sum, C_part, C_left, decay_oldest, cut.segment_table, cut.per_segment,
-            config.state_latency_v, config.state_latency_k, _rt.PRECISION[config.state], config.state_latency_C,
-            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
-        ),
-        early=True,
-    )
+    if C_starts is None:
+        _rt.launch(
+            stream,
+            _rt.hinted(segment_states_C, config.occupancy_entry_states, config.warps_entry_states),
+            (cut.walks * size_h, cut.inner, state_tiles),
+            (
+                k, v, write, decay_sum, C_part, C_left, decay_oldest, cut.segment_table, cut.per_segment,
+                config.state_latency_v, config.state_latency_k, _rt.PRECISION[config.state], config.state_latency_C,
+                config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            ),
+            early=True,
+        )
     _rt.launch(
         stream,
         _rt.hinted(entry_states_C, config.occupancy_entry_states, config.warps_entry_states),
         (cut.walks * size_h, cut.segments, state_tiles),
         (
             k, v, _rt.given(C0, d_C0), decay_oldest, C_left, C_part, write, decay_sum, C_entry, cut.segment_table,
-            cut.per_segment, config.state_latency_C, config.state_latency_v, config.state_latency_k,
-            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
-            C0 is not None,
+            _rt.given(C_starts, d_C0), cut.per_segment, config.state_latency_C, config.state_latency_v,
+            config.state_latency_k, _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
+            sequences is not None, C0 is not None, C_starts is not None,
         ),
         early=True,
     )
-    _rt.launch(
-        stream,
-        _rt.hinted(segment_states_N, config.occupancy_entry_states, config.warps_entry_states),
-        (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
-        (
-            k, write, decay_sum, N_part, decay_oldest, cut.segment_table, cut.per_segment, config.state_latency_k,
-            config.state_latency_N, config.chunk, config.state_tile_n, sequences is not None,
-        ),
-        early=True,
-    )
+    if N_starts is None:
+        _rt.launch(
+            stream,
+            _rt.hinted(segment_states_N, config.occupancy_entry_states, config.warps_entry_states),
+            (cut.walks * size_h, cut.inner, _rt.ceil_div(size_n, config.state_tile_n)),
+            (
+                k, write, decay_sum, N_part, decay_oldest, cut.segment_table, cut.per_segment, config.state_latency_k,
+                config.state_latency_N, config.chunk, config.state_tile_n, sequences is not None,
+            ),
+            early=True,
+        )
     _rt.launch(
         stream,
         _rt.hinted(entry_states_N, config.occupancy_entry_states, config.warps_entry_states),
         (cut.walks * size_h, cut.segments, _rt.ceil_div(size_n, config.state_tile_n)),
         (
             k, _rt.given(N0, d_N0), decay_oldest, C_left, N_part, write, decay_sum, N_entry, cut.segment_table,
-            cut.per_segment, config.state_latency_N, config.state_latency_k, config.chunk, config.state_tile_n,
-            sequences is not None, N0 is not None,
+            _rt.given(N_starts, d_N0), cut.per_segment, config.state_latency_N, config.state_latency_k, config.chunk,
+            config.state_tile_n, sequences is not None, N0 is not None, N_starts is not None,
         ),
         early=True,
     )

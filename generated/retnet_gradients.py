@@ -33,6 +33,7 @@ from torch import Tensor
 
 from . import _cut, _gradients, _packed
 from . import _runtime as _rt
+
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, has_chunk, load, log1p, segment_at, store
 from .retnet import LAYER, VARIANT
 
@@ -133,10 +134,11 @@ def entry_states(
     S0: ct.Array,
     S_left: ct.Array, S_part: ct.Array, S_entry: ct.Array,
     segment_table: ct.Array,
+    S_starts: ct.Array,
     size_n: float, per_segment: int,
     LATENCY_S: ct.Constant[int], LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int],
     CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], STARTED: ct.Constant[bool],
 ) -> None:
     """The state S that enters each chunk: a block walks the chunks of a segment with a tile of the state in
     registers.
@@ -163,12 +165,16 @@ def entry_states(
     weight_tile = 1.0 / ct.sqrt(size_n)
     decay_log2 = clamp(log1p(-exp2(-5.0 - ct.astype(head, ct.float32))) * LOG2E, -128.0, 0.0)  # of one token
     decay_sum = (ct.astype(token, ct.float32) + 1.0) * decay_log2  # [L]
-    for before in range(segment):
-        S_left_tile = load(S_left, (origin + before, lane, head), (1, 1, 1))
-        S_part_tile = load(  # [P, N]
-            S_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
-        )
-        S_tile = exp2(S_left_tile) * S_tile + S_part_tile  # [P, N]
+    if STARTED:
+        if segment > 0:
+            S_tile = load(S_starts, (batch, segment - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N))  # [P, N]
+    else:
+        for before in range(segment):
+            S_left_tile = load(S_left, (origin + before, lane, head), (1, 1, 1))
+            S_part_tile = load(  # [P, N]
+                S_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
+            )
+            S_tile = exp2(S_left_tile) * S_tile + S_part_tile  # [P, N]
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         store(S_entry, (lane, head, slot + chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), S_tile, latency=LATENCY_S)
         v_tile = load(  # [L, P]
@@ -390,10 +396,12 @@ def chunk_gradients(
 
 def launch(
     q: Tensor, k: Tensor, v: Tensor, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None,
-    d_S_states: Tensor | None, states_every: int, d_S0: Tensor, sequences: _packed.Sequences | None, config: Config,
+    d_S_states: Tensor | None, states_every: int, S_starts: Tensor | None, starts_every: int, d_S0: Tensor,
+    sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
-    as blocks leave them, None for one that is 0; those of initial states are written in place.
+    as blocks leave them, None for one that is 0; those of initial states are written in place. With the states at
+    the ends of blocks of `starts_every` tokens, if the forward pass kept them, segments are those blocks.
     """
     size_b, size_t, size_h, size_p, size_n = q.shape[0], q.shape[1], q.shape[2], v.shape[3], q.shape[3]
     q, k, v, d_y = (_rt.indexable(v) for v in (q, k, v, d_y))
@@ -401,7 +409,7 @@ def launch(
     segments = _gradients.segments(
         config.segments, _rt.ceil_div(size_t, config.chunk), size_b * size_h * state_tiles, v
     )
-    cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, v)
+    cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, v, starts_every // config.chunk)
     stream = _rt.stream(v)
     # S_entry[b h chunk p n]: the state S that enters each chunk
     # d_S_end[b h chunk p n]: the gradient of the state S at the end of each chunk
@@ -418,24 +426,26 @@ def launch(
     d_q = _gradients.memory(q, sequences)
     d_k = _gradients.memory(k, sequences)
     d_v = _gradients.memory(v, sequences)
-    _rt.launch(
-        stream,
-        _rt.hinted(segment_states, config.occupancy_entry_states, config.warps_entry_states),
-        (cut.walks * size_h, cut.inner, state_tiles),
-        (
-            k, v, S_part, S_left, cut.segment_table, float(size_n), cut.per_segment, config.state_latency_v,
-            config.state_latency_k, _rt.PRECISION[config.state], config.state_latency_S, config.chunk,
-            config.state_tile_p, config.state_tile_n, sequences is not None,
-        ),
-    )
+    if S_starts is None:
+        _rt.launch(
+            stream,
+            _rt.hinted(segment_states, config.occupancy_entry_states, config.warps_entry_states),
+            (cut.walks * size_h, cut.inner, state_tiles),
+            (
+                k, v, S_part, S_left, cut.segment_table, float(size_n), cut.per_segment, config.state_latency_v,
+                config.state_latency_k, _rt.PRECISION[config.state], config.state_latency_S, config.chunk,
+                config.state_tile_p, config.state_tile_n, sequences is not None,
+            ),
+        )
     _rt.launch(
         stream,
         _rt.hinted(entry_states, config.occupancy_entry_states, config.warps_entry_states),
         (cut.walks * size_h, cut.segments, state_tiles),
         (
-            k, v, _rt.given(S0, d_S0), S_left, S_part, S_entry, cut.segment_table, float(size_n), cut.per_segment,
-            config.state_latency_S, config.state_latency_v, config.state_latency_k, _rt.PRECISION[config.state],
-            config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None, S0 is not None,
+            k, v, _rt.given(S0, d_S0), S_left, S_part, S_entry, cut.segment_table, _rt.given(S_starts, d_S0),
+            float(size_n), cut.per_segment, config.state_latency_S, config.state_latency_v, config.state_latency_k,
+            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            S0 is not None, S_starts is not None,
         ),
         early=True,
     )

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from . import _cut, _gradients, _packed, _reach
 from . import _runtime as _rt
+from ._direct import store_direct
 from ._tiles import await_previous, chunk_at, dot, exp2, has_chunk, load, segment_at, store, sum_pair
 from .simple_gla import LAYER, VARIANT, chunk_cumsum
 
@@ -139,10 +140,11 @@ def entry_states(
     S0: ct.Array,
     decay_oldest: ct.Array, S_left: ct.Array, S_part: ct.Array, decay_sum: ct.Array, S_entry: ct.Array,
     segment_table: ct.Array,
+    S_starts: ct.Array,
     per_segment: int,
     LATENCY_S: ct.Constant[int], LATENCY_V: ct.Constant[int], LATENCY_K: ct.Constant[int], STATE: ct.Constant[int],
     CHUNK: ct.Constant[int], TILE_P: ct.Constant[int], TILE_N: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], STARTED: ct.Constant[bool],
 ) -> None:
     """The state S that enters each chunk: a block walks the chunks of a segment with a tile of the state in
     registers.
@@ -166,12 +168,16 @@ def entry_states(
         S_tile = load(S0, (sequence, head, p_tile, n_tile), (1, 1, TILE_P, TILE_N))  # [P, N]
     else:
         S_tile = ct.zeros((TILE_P, TILE_N), dtype=ct.float32)  # [P, N]
-    for before in range(since, segment):
-        S_left_tile = load(S_left, (origin + before, lane, head), (1, 1, 1))
-        S_part_tile = load(  # [P, N]
-            S_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
-        )
-        S_tile = exp2(S_left_tile) * S_tile + S_part_tile  # [P, N]
+    if STARTED:
+        if segment > 0:
+            S_tile = load(S_starts, (batch, segment - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N))  # [P, N]
+    else:
+        for before in range(since, segment):
+            S_left_tile = load(S_left, (origin + before, lane, head), (1, 1, 1))
+            S_part_tile = load(  # [P, N]
+                S_part, (lane, head, origin + before, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), latency=LATENCY_S
+            )
+            S_tile = exp2(S_left_tile) * S_tile + S_part_tile  # [P, N]
     for chunk in range(segment * per_segment, ct.minimum(ct.cdiv(length, CHUNK), (segment + 1) * per_segment)):
         store(S_entry, (lane, head, slot + chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), S_tile, latency=LATENCY_S)
         v_tile = load(  # [L, P]
@@ -393,13 +399,13 @@ def chunk_gradients(
         row_pulled, seen = sum_pair(v_wide * pulled, d_read_S_tile * read_S_carried)  # [L]
         passed = ct.sum(past, axis=1)  # [L]
         d_decay_written_tile = carry * row_pulled  # [L]
-        store(d_decay_written, (lane, head, slot), (1, 1, CHUNK), d_decay_written_tile)
+        store_direct(d_decay_written, (lane, head, slot), (1, 1, CHUNK), d_decay_written_tile, True)
         S_met_tile = (  # [P]: what reaches from before the chunk behind it
             exp2(decay_end) * ct.sum(ct.astype(S_entry_tile, ct.float32) * ct.astype(d_S_end_tile, ct.float32), axis=1)
         )
         store(S_met, (lane, head, slot, 0), (1, 1, 1, TILE_P), S_met_tile)
         d_decay_sum_tile = kept * seen + ct.sum(past, axis=0) - passed  # [L]
-        store(d_decay_sum, (lane, head, slot), (1, 1, CHUNK), d_decay_sum_tile)
+        store_direct(d_decay_sum, (lane, head, slot), (1, 1, CHUNK), d_decay_sum_tile, True)
 
         d_q_tile = dot(ct.transpose(d_score_sum), k_tile, d_q_tile, INTRA)  # [L, N]
         store(d_q, (batch, chunk, head, 0), (1, CHUNK, 1, TILE_N), d_q_tile)
@@ -451,10 +457,12 @@ def token_gradients(
 
 def launch(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None,
-    d_S_states: Tensor | None, states_every: int, d_S0: Tensor, sequences: _packed.Sequences | None, config: Config,
+    d_S_states: Tensor | None, states_every: int, S_starts: Tensor | None, starts_every: int, d_S0: Tensor,
+    sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
-    as blocks leave them, None for one that is 0; those of initial states are written in place.
+    as blocks leave them, None for one that is 0; those of initial states are written in place. With the states at
+    the ends of blocks of `starts_every` tokens, if the forward pass kept them, segments are those blocks.
     """
     size_b, size_t, size_h, size_p, size_n = q.shape[0], q.shape[1], q.shape[2], v.shape[3], q.shape[3]
     q, k, v, g, d_y = (_rt.indexable(v) for v in (q, k, v, g, d_y))
@@ -462,7 +470,7 @@ def launch(
     segments = _gradients.segments(
         config.segments, _rt.ceil_div(size_t, config.chunk), size_b * size_h * state_tiles, v
     )
-    cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, v)
+    cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, v, starts_every // config.chunk)
     stream = _rt.stream(v)
     # decay_sum[b h t]: running sum of g * LOG2E within a chunk
     decay_sum = _rt.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
@@ -497,26 +505,27 @@ def launch(
     )
     # decay_oldest, decay_newest[segment b h]: the chunks that each segment remembers from and reaches to
     decay_oldest, decay_newest = _reach.reaches(stream, decay_sum, cut, config.chunk, sequences is not None)
-    _rt.launch(
-        stream,
-        _rt.hinted(segment_states, config.occupancy_entry_states, config.warps_entry_states),
-        (cut.walks * size_h, cut.inner, state_tiles),
-        (
-            k, v, decay_sum, S_part, S_left, decay_oldest, cut.segment_table, cut.per_segment, config.state_latency_v,
-            config.state_latency_k, _rt.PRECISION[config.state], config.state_latency_S, config.chunk,
-            config.state_tile_p, config.state_tile_n, sequences is not None,
-        ),
-        early=True,
-    )
+    if S_starts is None:
+        _rt.launch(
+            stream,
+            _rt.hinted(segment_states, config.occupancy_entry_states, config.warps_entry_states),
+            (cut.walks * size_h, cut.inner, state_tiles),
+            (
+                k, v, decay_sum, S_part, S_left, decay_oldest, cut.segment_table, cut.per_segment,
+                config.state_latency_v, config.state_latency_k, _rt.PRECISION[config.state], config.state_latency_S,
+                config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
+            ),
+            early=True,
+        )
     _rt.launch(
         stream,
         _rt.hinted(entry_states, config.occupancy_entry_states, config.warps_entry_states),
         (cut.walks * size_h, cut.segments, state_tiles),
         (
             k, v, _rt.given(S0, d_S0), decay_oldest, S_left, S_part, decay_sum, S_entry, cut.segment_table,
-            cut.per_segment, config.state_latency_S, config.state_latency_v, config.state_latency_k,
-            _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n, sequences is not None,
-            S0 is not None,
+            _rt.given(S_starts, d_S0), cut.per_segment, config.state_latency_S, config.state_latency_v,
+            config.state_latency_k, _rt.PRECISION[config.state], config.chunk, config.state_tile_p, config.state_tile_n,
+            sequences is not None, S0 is not None, S_starts is not None,
         ),
         early=True,
     )

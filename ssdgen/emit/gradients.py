@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import ssdgen
 from ssdgen.emit.buffers import workspaces
-from ssdgen.emit.environment import HELPERS, TEMPLATES, called, configs, environment, imported, tidy
+from ssdgen.emit.environment import DIRECT, HELPERS, TEMPLATES, called, configs, environment, imported, tidy
 from ssdgen.emit.host import Host, quoted, tupled
 from ssdgen.emit.printer import LOG2E
 from ssdgen.ir.gradients import EntryKernel, GradientPlan, Result
-from ssdgen.ir.plan import CHUNKS, Parameter
-from ssdgen.plan.names import EVERY, key_inputs
+from ssdgen.ir.plan import CHUNKS, Kernel, Parameter
+from ssdgen.plan.names import EVERY, STARTS, key_inputs
 
 
 def gradients_name(name: str) -> str:
@@ -46,10 +46,24 @@ class GradientHost(Host):
         """The argument that is the gradient which arrives at the states kept at the ends of blocks."""
         return self.gradient(f"{self._ends[state]}_states")
 
+    def starts(self, state: str) -> str:
+        """The argument that has the states which segments begin with, where they were kept."""
+        return self.gradient(f"{state}_starts")
+
+    def flat(self, name: str) -> str:
+        """The variable that says whether the gradient of an input is summed as that of one number all along the rows."""
+        return self._names.of("flat", f"flat_{name}")
+
+    def condition(self, kernel: Kernel) -> str:
+        """The host expression that says whether a kernel is launched: states are walked to where none were kept."""
+        name, _, rest = kernel.condition.partition(" ")
+        return f"{self.gradient(name)} {rest}" if name else ""
+
     def argument(self, p: Parameter) -> str:
         """The host expression that is passed for a parameter of a kernel."""
         ends = {f"{end}_final": state for state, end in self._ends.items()}
         kept = {f"{end}_states": state for state, end in self._ends.items()}
+        starts = {f"{state}_starts": state for state in self._ends}
         match p.role:
             case "arriving":
                 return self.gradient(p.argument)
@@ -62,6 +76,12 @@ class GradientHost(Host):
                 if p.role == "flag":
                     return f"{self.arriving(state)} is not None"
                 return f"_rt.given({self.arriving(state)}, {self.final(state)})"
+            case "flag" if p.argument.endswith(" flat"):
+                return self.flat(p.argument.removesuffix(" flat"))
+            case "prefixes" if p.argument in starts:
+                return f"_rt.given({self.starts(starts[p.argument])}, {self.final(starts[p.argument])})"
+            case "flag" if p.argument in starts:
+                return f"{self.starts(starts[p.argument])} is not None"
             case "prefixes":
                 return f"_rt.given({self.prefixes(kept[p.argument])}, {self.final(kept[p.argument])})"
             case "flag" if p.argument in kept:
@@ -99,6 +119,7 @@ class GradientHost(Host):
             f"{self.arriving(s.name)}: Tensor | None" for s in layer.states
         ]
         arguments += [*(f"{self.prefixes(s.name)}: Tensor | None" for s in layer.states), f"{EVERY}: int"]
+        arguments += [*(f"{self.starts(s.name)}: Tensor | None" for s in layer.states), f"{STARTS}: int"]
         arguments += [f"{self.final(s.name)}: Tensor" for s in layer.states]
         tokens = [self.host(t.name) for t in layer.inputs if layer.time in t.axes and not t.optional]
         return {
@@ -111,8 +132,9 @@ class GradientHost(Host):
             "indexable": self.each([*tokens, *outputs], "_rt.indexable(v)"),
             "tiles": [(name, code) for code, name in tiles.items()],
             "segments": segments,
-            "cut": f"_cut.cut({sizes}, segments, 1, 1, sequences, {self.host(plan.leader)})",
+            "cut": f"_cut.cut({sizes}, segments, 1, 1, sequences, {self.host(plan.leader)}, {STARTS} // config.chunk)",
             "shares": shares,
+            "flats": self._flats(),
             "workspaces": workspaces(plan, self._names, self.host(plan.leader)),
             "memory": results,
             "launches": self._launches(
@@ -128,14 +150,23 @@ class GradientHost(Host):
         products = dict.fromkeys(g for g in grids if " * " in g)
         return {g: "state_tiles" if at == 0 else f"state_tiles_{at + 1}" for at, g in enumerate(products)}
 
+    def _flats(self) -> list[tuple[str, str]]:
+        """(variable, code) of whether a gradient is summed flat: one sum more for the rows of a chunk leaves a state of many
+        columns no registers."""
+        column = next(s.column_axis for s in self._plan.form.states)
+        found = []
+        for result in (r for r in self._gradients.results if r.uniform):
+            uniform = super().argument(Parameter("", "uniform", result.of, (result.uniform,)))
+            found.append((self.flat(result.of), f"{uniform} and size_{column} <= _gradients.FLAT"))
+        return found
+
     def _memory(self, result: Result) -> tuple[str, str]:
         """(variable, code) of a result's memory."""
         of = self.host(result.of)
         if CHUNKS in result.axes:
             lengths = {self._layer.batch: "cut.lanes", CHUNKS: "cut.slots"}
             if result.uniform:
-                uniform = super().argument(Parameter("", "uniform", result.of, (result.uniform,)))
-                lengths[result.uniform] = f"1 if {uniform} else size_{result.uniform}"
+                lengths[result.uniform] = f"1 if {self.flat(result.of)} else size_{result.uniform}"
             shape = tupled([lengths.get(a, f"size_{a}") for a in result.axes])
             return self._names.of("workspace", result.name), f"_gradients.parts({shape}, sequences, {of})"
         if result.shares:
@@ -173,6 +204,7 @@ def emit_gradients(gradients: GradientPlan) -> str:
     text = env.get_template("gradients.py.j2").render(
         doc=_doc(gradients),
         kernels=kernels,
+        direct=imported("._direct", called(DIRECT, kernels)),
         imported=imported("._tiles", called(HELPERS, kernels)),
         math="LOG2E" in "".join(kernels),
         cumsum=len(own) < len(gradients.kernels),

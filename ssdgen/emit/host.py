@@ -271,8 +271,12 @@ class Host:
         out = []
         for at, kernel in enumerate(kernels):
             found = reaches(self._plan, self._names) if isinstance(kernel, TokenKernel) else []
-            out.append(_Launch(getattr(kernel, "condition", ""), self._launch(kernel, early=at > 0), found))
+            out.append(_Launch(self.condition(kernel), self._launch(kernel, early=at > 0), found))
         return out
+
+    def condition(self, kernel: Kernel) -> str:
+        """The host expression that says whether a kernel is launched; "" for always."""
+        return kernel.condition
 
     def _launch(self, kernel: Kernel, early: bool) -> str:
         args = ", ".join(self.argument(p) for p in kernel.parameters)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ssdgen.ir.expr import Axes, Ref
-from ssdgen.ir.plan import Kernel, Plan, StateKernel, Statement
+from ssdgen.ir.plan import Kernel, Plan, StateKernel, Statement, When
 
 if TYPE_CHECKING:
     from ssdgen.ir.adjoint import Adjoint
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EntryKernel(StateKernel):
-    """A StateKernel of a segment: `jump` runs for each segment `before` this one, those of `jumps` (the arguments of `range`),
-    and moves the state over it."""
+    """A StateKernel of a segment: `start` loads the state that it begins with, where the forward pass kept that; else `jump`
+    runs for each segment `before` this one, those of `jumps` (the arguments of `range`), and moves the state over it."""
 
+    start: When
     jumps: str
     jump: tuple[Statement, ...]
 

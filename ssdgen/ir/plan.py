@@ -247,7 +247,8 @@ def flattened(statements: Iterable[Statement]) -> Iterator[Statement]:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What every kernel has. `grid` are host expressions; `position` are the assignments that place a block."""
+    """What every kernel has. `grid` are host expressions; `position` are the assignments that place a block. It is launched if
+    the host's `condition` holds, "" for always."""
 
     name: str
     role: str
@@ -256,6 +257,7 @@ class Kernel:
     grid: tuple[str, ...]
     position: tuple[str, ...]
     occupancy: str | None
+    condition: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +269,8 @@ class TokenKernel(Kernel):
 
 @dataclass(frozen=True, slots=True)
 class GroupKernel(Kernel):
-    """Products of a chunk's tokens that the heads of a group share; launched if the host's `condition` holds."""
+    """Products of a chunk's tokens that the heads of a group share."""
 
-    condition: str
     body: tuple[Statement, ...]
 
 

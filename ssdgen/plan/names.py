@@ -76,8 +76,11 @@ keep states between the first and the last."""
 EVERY = "states_every"
 """The argument of `forward`, and the number in kernels, of tokens in a block at whose end states are kept."""
 
+STARTS = "starts_every"
+"""The same of the states that a forward pass keeps for its gradients."""
+
 CONSTANT = re.compile(
-    "(CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE|WITH_.*|PACKED|SHARED|INDEXED|KEPT|WHOLE|STEADY)(?<!_)"
+    "(CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE|WITH_.*|PACKED|SHARED|INDEXED|KEPT|STARTED|WHOLE|STEADY)(?<!_)"
 )
 """Names of compile-time constants and flags, kept free for them."""
 
@@ -161,7 +164,7 @@ HOST_LOCALS = frozenset(
         "whole",
         "kept",
     }
-    | {EVERY}
+    | {EVERY, STARTS}
     | {"chunk_cumsum", "token_step", "group_scores", "fwd_pass_state", "segment_states", "compute_out", "walk_out"}
     | {
         "entry_states",

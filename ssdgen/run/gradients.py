@@ -35,6 +35,9 @@ BLOCKS = 17
 CHUNKS = 4
 """The same where those are: enough for states to go on from chunk to chunk."""
 
+SEGMENTED = 32
+"""The same where a walk is cut into segments, whose first states are kept."""
+
 FLOAT32 = 1e-4
 """The bound of a gradient that float32 computes: where steps and decays are summed over all tokens, terms cancel."""
 
@@ -105,6 +108,8 @@ def trials(gate: Gate, plan: Plan) -> Iterator[Trial]:
         kernels = plan.gradients is not None and not plan.gradients.refused
         tokens = (CHUNKS if kernels else BLOCKS) * chunk + 3
         yield Trial("gradients, several blocks", Case(sizes_for(layer, tokens), dtype="f32", seed=24))
+    if gate == "hardware":
+        yield Trial("gradients, several segments", Case(sizes_for(layer, SEGMENTED * chunk + 3), dtype="f32", seed=26))
     if takes(layer, "bf16"):
         yield Trial("gradients bf16", Case(short.sizes, dtype="bf16", seed=25))
     keeps = plan.step.portable is not None  # states are all that goes on from token to token

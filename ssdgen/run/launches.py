@@ -84,7 +84,10 @@ def _differentiated(
     if gradients is None:
         return []
     config = replace(gradients.CONFIGS[DTYPES[dtype]], segments=2)  # as in a call of the forward pass
-    return [launch.request for launch in record_gradients(module, call, config, label)]
+    several = [record_gradients(module, call, config, label)]
+    if not packed and not states:
+        several.append(record_gradients(module, call, config, label, starts_every=config.chunk))
+    return [launch.request for launches in several for launch in launches]
 
 
 def _stepped(plan: Plan, module: ModuleType, dtype: Dtype, subsets: Iterable[tuple[str, ...]]) -> list[CompileRequest]:

@@ -113,10 +113,11 @@ def gradients_of(module: Any) -> Any:
 
 
 def record_gradients(
-    module: Any, call: Call, config: Any = None, label: str = "", *, finals: bool = True
+    module: Any, call: Call, config: Any = None, label: str = "", *, finals: bool = True, starts_every: int = 0
 ) -> tuple[Launch, ...]:
     """The launches of the gradients of `call`, as `record` has its own: none where kernels compute no gradients. With `finals`
-    gradients arrive at final states too, and at those that `call` keeps. `config` is a Config of the module of gradients."""
+    gradients arrive at final states too, and at those that `call` keeps; unless `starts_every` is 0 the forward pass kept the
+    states at the ends of blocks of so many tokens for them. `config` is a Config of the module of gradients."""
     gradients = gradients_of(module)
     if gradients is None:
         return ()
@@ -128,19 +129,32 @@ def record_gradients(
     scalars = default_scalars(module)
     edges = arguments.get("cu_seqlens")
     ends = [torch.empty([call.sizes[a] for a in axes]) if finals else None for axes in layer.states.values()]
-    kept = [
-        torch.empty(
-            [call.sizes[axes[0]], call.sizes[layer.time] // call.states_every, *(call.sizes[a] for a in axes[1:])]
-        )
-        for axes in (layer.states.values() if call.states_every else ())
-    ]
     every = call.states_every or None
+    kept, starts = (_at_ends(layer, call.sizes, tokens) for tokens in (call.states_every, starts_every))
     return _recorded(
         module, label,
         lambda: gradients.GRADIENTS(
-            inputs, scalars, states, edges, outputs, ends, config, states_every=every, kept=kept
+            inputs, scalars, states, edges, outputs, ends, config, states_every=every, kept=kept, starts=starts,
+            starts_every=starts_every or None,
         ),
     )  # fmt: skip
+
+
+def starts_of(module: Any, call: Call, config: Any = None) -> int:
+    """Of how many tokens the blocks are at whose ends `call` keeps states for its gradients with the Config `config`, or 0."""
+    if call.packed or call.states_every:
+        return 0
+    arguments, names = blank(module, call), _argument_names(module)
+    inputs = [arguments.get(names(i.name)) for i in module.LAYER.inputs]
+    return gradients_of(module).GRADIENTS.starts_every(inputs, call.sizes, None, config) or 0
+
+
+def _at_ends(layer: Any, sizes: Mapping[str, int], every: int) -> list[torch.Tensor]:
+    """Every state at the ends of blocks of `every` tokens, nothing if that is 0."""
+    shapes = (
+        (sizes[axes[0]], sizes[layer.time] // every, *(sizes[a] for a in axes[1:])) for axes in layer.states.values()
+    )
+    return [torch.empty(shape) for shape in shapes] if every else []
 
 
 def default_scalars(module: Any) -> list[float]:

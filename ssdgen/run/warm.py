@@ -55,6 +55,9 @@ PERIOD = 2048
 SHORT = 64
 """Tokens that are one chunk, whichever of 64 and more a chunk has."""
 
+CHUNKS = 256
+"""Tokens in whole chunks of either pass, whatever those are."""
+
 EVERY = 256
 """Tokens between states that are kept: a multiple of every chunk that a module may choose."""
 
@@ -282,7 +285,7 @@ def several_steps(module: ModuleType, steps: Iterable[StepCall]) -> Iterator[Ste
 def differentiated(module: ModuleType, call: Call, device: Device) -> tuple[CompileRequest, ...]:
     """The kernels of the gradients of `call` on `device`, for gradients at outputs alone and at final states too: with the
     Config that the module chooses, and whether one block has all heads of a group or several share them, which depends on
-    batch and tokens."""
+    batch and tokens; and those of the call itself and of its gradients where it keeps states for them."""
     gradients = gradients_of(module)
     if gradients is None:
         return ()
@@ -292,7 +295,21 @@ def differentiated(module: ModuleType, call: Call, device: Device) -> tuple[Comp
         several = [
             record_gradients(module, call, config, finals=finals) for config in configs for finals in (False, True)
         ]
+        for every in _starts(module, call):
+            several += [
+                record(module, replace(call, states_every=every), None),
+                record_gradients(module, call, None, starts_every=every),
+            ]
     return tuple(launch.request for launches in several for launch in launches)
+
+
+def _starts(module: ModuleType, call: Call) -> Iterator[int]:
+    """Tokens between the states that calls of the class of `call` keep for their gradients: for there to be one, few or 16."""
+    length = call.sizes[module.LAYER.time]
+    for count in (1, 2, 16) if not call.packed and not call.states_every else ():
+        every = length // count // CHUNKS * CHUNKS
+        if every and every < length and length // every == count:
+            yield every
 
 
 def stepped(module: ModuleType, call: StepCall, device: Device) -> tuple[CompileRequest, ...]:

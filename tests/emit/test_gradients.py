@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -86,7 +88,9 @@ def test_what_heads_share_is_computed_once() -> None:
     assert "scores = dot(B_tile, ct.transpose(C_tile), scores, SCORES)" in before
     assert "scores = dot" not in loop
     assert (
-        loop.index("store(d_decay_sum,") < loop.index("d_B_tile = dot(d_score_sum, C_tile") < loop.index("store(d_B,")
+        loop.index("store_direct(d_decay_sum,")
+        < loop.index("d_B_tile = dot(d_score_sum, C_tile")
+        < loop.index("store(d_B,")
     )
 
 
@@ -168,6 +172,42 @@ def test_sequences_as_if_alone() -> None:
             sums[name] = sums.get(name, torch.zeros(())) + alone[name]
     for name, total in sums.items():
         assert relative_error(packed[name], total) < 1e-6, name
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_states_that_segments_begin_with_are_kept(name: str) -> None:
+    """Where a sequence is cut, `forward` keeps for its gradients the states that segments begin with: no kernel walks to them
+    again, and the gradients are those of a walk in one piece."""
+    module = importlib.import_module(f"generated.{name}")
+    layer = read_layer(load_source(name))
+    sizes = {a.name: a.size or 32 for a in layer.axes} | {g.axis: 2 for g in layer.groups}
+    sizes |= {layer.batch: 2, layer.time: 300, layer.head: 4}
+    inputs = draw(layer, Case(sizes, dtype="f32", seed=3), "cpu").keywords()
+    launched: list[str] = []
+
+    def noted(kernel: Any, grid: tuple[int, ...], args: Sequence[Any]) -> None:
+        launched.append(kernel._pyfunc.__name__)
+        launch(kernel, grid, args)
+
+    def gradients(segments: int) -> tuple[Tensor, ...]:
+        leaves = {n: x.clone().requires_grad_() if isinstance(x, Tensor) else x for n, x in inputs.items()}
+        generator = torch.Generator().manual_seed(1)
+        with one_thread(), poisoned_memory(), _runtime.launcher(noted):
+            found = module.forward(**leaves, config=replace(module.CONFIGS[torch.float32], segments=segments))
+            assert len(found) == len(layer.outputs) + len(layer.states)
+            loss = sum((x * torch.randn(x.shape, generator=generator)).sum() for x in found)
+            return torch.autograd.grad(loss, [x for x in leaves.values() if isinstance(x, Tensor)])
+
+    whole = gradients(1)
+    launched.clear()
+    cut = gradients(3)
+    walks = [k for k in launched if k.startswith(("segment_states", "entry_states"))]
+    states = len(layer.states)
+    assert ["segment_states"] * states + ["entry_states"] * states == [
+        k.rpartition("_")[0] if states > 1 else k for k in walks
+    ]
+    for got, want in zip(cut, whole, strict=True):
+        assert relative_error(got, want) < 1e-5
 
 
 def test_one_D_a_head() -> None:

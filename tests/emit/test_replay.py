@@ -81,6 +81,14 @@ def test_a_call_that_comes_again(name: str, memory: str, driver: EmulatedDriver)
         assert same(got, usual(module, inputs))
 
 
+def test_states_that_are_kept(driver: EmulatedDriver) -> None:
+    """So many tokens apart are a kind of their own."""
+    for every in (64, 64, 128, 64, 64):
+        inputs = {**inputs_of(seed=every), "states_every": every}
+        assert same(mamba2.forward(**inputs), usual(mamba2, inputs))
+    assert driver.launched.count("walk_out") == 2
+
+
 def test_several_launches_are_one(driver: EmulatedDriver) -> None:
     """One graph for a kind and a stream, whose parameters are those of each call; one launch alone needs none."""
     for seed in range(5):
@@ -143,11 +151,12 @@ def test_what_is_absent(absent: tuple[str, ...], driver: EmulatedDriver) -> None
 
 
 def test_gradients(driver: EmulatedDriver) -> None:
-    """Both passes, of D in either form."""
-    for narrow in (False, True):
+    """Both passes, of D in either form; and where states are kept for gradients, with which segments begin."""
+    cut = dataclasses.replace(mamba2.CONFIGS[torch.float32], segments=2)
+    for narrow, config in ((False, None), (True, None), (True, cut)):
         driver.launched.clear()
         for seed in range(4):
-            inputs = inputs_of(seed=seed)
+            inputs = {**inputs_of(seed=seed), "config": config}
             if narrow:
                 inputs["D"] = inputs["D"][:, 0].clone()
             leaves = {k: v.requires_grad_() for k, v in inputs.items() if isinstance(v, Tensor)}
@@ -155,6 +164,9 @@ def test_gradients(driver: EmulatedDriver) -> None:
             arriving = torch.ones_like(y), torch.ones_like(S)
             got = torch.autograd.grad((y, S), list(leaves.values()), arriving)
         assert "chunk_gradients" in driver.launched
+        assert driver.launched.count("segment_states") == (2 if config else 0), (
+            "those of the forward pass, of two calls"
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("SSDGEN_DEBUG", "1")
             want = torch.autograd.grad(mamba2.forward(**inputs), list(leaves.values()), arriving)
@@ -288,6 +300,8 @@ def test_all_that_launches_depend_on_is_in_the_kind(driver: EmulatedDriver, monk
         {**inputs, "config": mamba2.Config()},
         {**inputs, "config": dataclasses.replace(mamba2.Config(), chunk=128)},
         {**inputs, "x": x[:, :64]},
+        {**inputs, "states_every": 64},
+        {**inputs, "states_every": 128},
     ]
     kinds = [kind(inputs), *map(kind, others)]
     assert None not in kinds
@@ -295,7 +309,7 @@ def test_all_that_launches_depend_on_is_in_the_kind(driver: EmulatedDriver, monk
     kinds.append(kind(inputs))
     assert len(set(kinds)) == len(kinds)
     assert kind(inputs_of(seed=1)) == kind(inputs)
-    for special in ({"mask": x}, {"seq_idx": x}, {"cu_seqlens": x}, {"states_every": 64}):
+    for special in ({"mask": x}, {"seq_idx": x}, {"cu_seqlens": x}, {"states_every": 64.0}):
         assert kind({**inputs, **special}) is None
     monkeypatch.setenv("SSDGEN_DEBUG", "1")
     assert kind(inputs) is None

@@ -154,7 +154,7 @@ def test_every_buffer_is_written_by_one_kernel(name: str, uniform: bool) -> None
             if hasattr(kernel, "once")
             else [s for _, b in getattr(kernel, "after", ()) for s in b]
         ]
-        flags = {p.name for p in kernel.parameters if p.role == "uniform"}
+        flags = {p.name for p in kernel.parameters if p.name.endswith("_FLAT")}
         stores = {s.array for part in parts for s in compiled(part, flags, uniform) if isinstance(s, Store)}
         for array in stores:
             written.setdefault(array, []).append(kernel.name)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _blocks, _cut, _gradients, _packed, _replay
+from . import _blocks, _cut, _gradients, _packed, _replay, _tuned
 from . import _runtime as _rt
 from ._replay import PLAIN
 
@@ -74,6 +74,7 @@ class Operator:
         operator.register_fake(self._fake)
         operator.register_autograd(self._differentiate, setup_context=self._save)
         self._operator = getattr(getattr(torch.ops, NAMESPACE), name.partition("::")[2]).default
+        self._starts: dict[Any, int | None] = {}
         self._kernels: Any = self._gradient_operator(name) if _gradients.beside(self._module) else None
 
     def _gradient_operator(self, name: str) -> Any:
@@ -191,13 +192,17 @@ class Operator:
         return (*outputs, *(x.to(dtype) for x in finals), *(x.to(_rt.F32 if every is None else dtype) for x in kept))
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        self._keep(ctx, inputs)
+
+    def _keep(self, ctx: Any, inputs: Sequence[Any], starts: Sequence[Tensor] = ()) -> None:
+        """Keep a call's arguments for its gradients, and the states that segments of its walk begin with."""
         ctx.places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
-        ctx.save_for_backward(*(inputs[i] for i in ctx.places))
+        ctx.save_for_backward(*(inputs[i] for i in ctx.places), *starts)
         ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        given, needed = self._given(ctx), ctx.needs_input_grad
+        (given, _), needed = self._given(ctx), ctx.needs_input_grad
         found = self._by_operator(given, grads)
         if found is None:
             found = self._portably(given, grads, [self._names[i] for i in self._tensors if needed[i]])
@@ -205,32 +210,63 @@ class Operator:
 
     def run(self, ctx: Any, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """The values of a call, and what its gradients need kept."""
-        values: tuple[Tensor, ...] = self._calls(*arguments)
-        self._save(ctx, arguments, values)
-        return values
+        ctx.starts_every = every = self._starts_every(arguments)
+        if every is None:
+            values: tuple[Tensor, ...] = self._calls(*arguments)
+            self._keep(ctx, arguments)
+            return values
+        values = self._calls(*arguments[:-2], every, arguments[-1])
+        states = len(self._layer.states)
+        self._keep(ctx, arguments, values[-states:])
+        return values[:-states]
+
+    def _starts_every(self, arguments: Sequence[Any]) -> int | None:
+        """Of how many tokens the segments are whose first states are kept for gradients; None if none are."""
+        *before, every, config = arguments
+        special = every is not None or any(x is not None for x in before[-3:])
+        if self._kernels is None or special or not (config is None or isinstance(config, type(self._configs[_rt.F32]))):
+            return None
+        tensors = arguments[: len(self._specs)]
+        key = (
+            config,
+            _tuned.edition(),
+            *((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else None for x in tensors),
+        )
+        if key not in self._starts:
+            if len(self._starts) >= _replay.MOST:
+                self._starts.clear()
+            layer, inputs, scalars = self._layer, len(self._specs), len(self._layer.scalars)
+            given = {i.name: arguments[at] for i, at in zip(layer.inputs, self._inputs, strict=True)}
+            numbers = dict(zip((s.name for s in layer.scalars), arguments[inputs : inputs + scalars], strict=True))
+            states = dict(zip(layer.states, arguments[inputs + scalars :], strict=False))
+            size, _ = _packed.check(layer, given, states, numbers, (None, None, None))
+            self._starts[key] = _gradients.of(self._module).starts_every(list(given.values()), size, config)
+        return self._starts[key]
 
     def differentiate(self, ctx: Any, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
         """The gradients of those tensors of a call that are `needed`, for those that arrive at its values."""
-        given, places = self._given(ctx), ctx.places
-        found = self._by_kernels(given, grads)
+        (given, starts), places = self._given(ctx), ctx.places
+        found = self._by_kernels(given, grads, starts, ctx.starts_every)
         if found is None:
             names = [self._names[i] for i, n in zip(places, needed, strict=True) if n]
             found = self._portably(given, grads, names)
         return [found[i] if n else None for i, n in zip(places, needed, strict=True)]
 
-    def _given(self, ctx: Any) -> list[Any]:
-        """The arguments of a call."""
+    def _given(self, ctx: Any) -> tuple[list[Any], Sequence[Tensor]]:
+        """The arguments of a call, and the states that were kept for its gradients."""
         if torch.is_grad_enabled():
             raise NotImplementedError(
                 f"{self._layer.name}: a gradient of kernels cannot be differentiated again; compute on the CPU, or leave out"
                 " create_graph=True"
             )
-        given = list(ctx.others)
-        for i, x in zip(ctx.places, ctx.saved_tensors, strict=True):
+        given, saved = list(ctx.others), ctx.saved_tensors  # a checkpoint gives them out once
+        for i, x in zip(ctx.places, saved, strict=False):
             given[i] = x
-        return given
+        return given, saved[len(ctx.places) :]
 
-    def _by_kernels(self, given: list[Any], grads: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+    def _by_kernels(
+        self, given: list[Any], grads: Sequence[Tensor | None], starts: Sequence[Tensor], starts_every: int | None
+    ) -> list[Tensor | None] | None:
         """The gradients of the arguments of a call; None for a call that has something which kernels lack."""
         if self._kernels is None or not _rt.runs_kernels(given[self._inputs[0]]):
             return None
@@ -240,7 +276,8 @@ class Operator:
         found = _gradients.of(self._module)(
             [given[i] for i in inputs], given[len(inputs) : end], given[end : end + states], edges,
             grads[:outputs], grads[outputs : outputs + states],
-            seq_idx=seq_idx, mask=mask, states_every=every, kept=grads[outputs + states :],
+            seq_idx=seq_idx, mask=mask, states_every=every, kept=grads[outputs + states :], starts=starts,
+            starts_every=starts_every,
         )  # fmt: skip
         if found is None:
             return None

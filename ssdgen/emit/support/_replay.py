@@ -49,7 +49,8 @@ WORD = 8
 
 class Calls:
     """`function`, whose calls are made again where that is possible: it takes tensors or None, then scalars, then more tensors
-    or None, then `absent` arguments that are None in such a call, and last a Config or None, of the type of the `configs`."""
+    or None, then `absent` arguments that are None or ints in such a call, and last a Config or None, of the type of the
+    `configs`."""
 
     def __init__(
         self,
@@ -94,13 +95,13 @@ class Calls:
         if device is None:
             return None
         for value in arguments[-self._absent : -1]:
-            if value is not None:
+            if value is not None and type(value) is not int:
                 return None
         config = arguments[-1]
         if config is not None and type(config) is not self._config:
             return None
         differentiates = torch.is_grad_enabled()
-        parts = [device, config, _tuned.edition()]
+        parts = [device, config, _tuned.edition(), *arguments[-self._absent : -1]]
         for value in arguments[self._scalars]:
             if type(value) is not float and type(value) is not int:
                 return None

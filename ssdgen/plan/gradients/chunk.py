@@ -134,11 +134,12 @@ def _store_scalar(parts: Parts, name: str, value: Expr) -> None:
 
 
 def _scalar_store(parts: Parts, name: str, value: Expr) -> Store:
-    """The store of a number of each token and head in the buffer `name`."""
+    """The store of a number of each token and head in the buffer `name`, which has whole chunks: as few bytes go to memory
+    faster from registers than through shared memory."""
     builder, layer = parts.builder, parts.builder.layer
     axes = (layer.batch, layer.head, layer.time)
     array = builder.declare(Parameter(name, "workspace", name, axes, "f32"))
-    return Store(array, builder.slots(array), value, builder.tile_axes(axes))
+    return Store(array, builder.slots(array), value, builder.tile_axes(axes), whole="True")
 
 
 def flat_gradients(adjoint: Adjoint, gradients: Sorted) -> tuple[Gradient, ...]:
@@ -171,14 +172,14 @@ def _totals(parts: Parts, flats: Mapping[Gradient, Expr]) -> list[Result]:
         results += [replace(r, uniform=parts.row) for r in stored]
         flat = parts.together([*sums, found])
         flat.append(_scalar_store(parts, flat_name(gradient), builder.known[found.key]))
-        parts.each.append(When(uniform_flag(builder, to_name(gradient), parts.row), tuple(flat), tuple(body)))
+        parts.each.append(When(flat_flag(builder, gradient), tuple(flat), tuple(body)))
         sums = []
     return results
 
 
-def uniform_flag(builder: KernelBuilder, name: str, axis: str) -> str:
-    """The flag of an input's being the same all along an axis."""
-    return builder.declare(Parameter(f"{name}_UNIFORM_{axis}".upper(), "uniform", name, (axis,)))
+def flat_flag(builder: KernelBuilder, gradient: Gradient) -> str:
+    """The flag of an input's being one number all along the rows, where its gradient is summed so."""
+    return builder.flag(f"{to_name(gradient)}_FLAT".upper(), f"{to_name(gradient)} flat")
 
 
 def _over_rows(parts: Parts) -> Iterator[Sum]:

@@ -9,16 +9,16 @@ from ssdgen.ir.gradients import Result, TokenGradientKernel
 from ssdgen.ir.plan import CHUNKS, Config, Cumsum, Let, Parameter, Slot, Statement, Store, When
 from ssdgen.plan.builder import KernelBuilder
 from ssdgen.plan.gradients.chunk import (
+    flat_flag,
     flat_gradients,
     flat_name,
     met_axes,
     met_name,
     sum_name,
-    uniform_flag,
     written_name,
 )
 from ssdgen.plan.gradients.results import declare_part, store_gradient
-from ssdgen.plan.gradients.sort import Sorted, to_name
+from ssdgen.plan.gradients.sort import Sorted
 from ssdgen.plan.lower import LOG2_MIN, where
 from ssdgen.plan.place import CHUNK_TABLE, chunk_position, declare_packed
 from ssdgen.plan.reads import shared_axes
@@ -100,14 +100,14 @@ def _load(builder: KernelBuilder, body: list[Statement], name: str) -> Ref:
 
 def _flat(builder: KernelBuilder, gradient: Gradient, row: str) -> When:
     """Add up what tokens add to the gradient of an input that is one number all along the rows, where it is passed so."""
-    name, layer = to_name(gradient), builder.layer
+    layer = builder.layer
     body: list[Statement] = []
     found = _load(builder, body, flat_name(gradient))
     target = Ref(builder.names.of("gradient", f"{gradient.name}_tile"), (layer.head,))
     part = declare_part(builder, gradient)
     slots = tuple(Slot(row, "0", "1") if s.axis == row else s for s in builder.slots(part))
     body += [Let(target, Contract(found, ONE, layer.time)), Store(part, slots, target, (layer.head,))]
-    return When(uniform_flag(builder, name, row), tuple(body))
+    return When(flat_flag(builder, gradient), tuple(body))
 
 
 def _met(builder: KernelBuilder, body: list[Statement], state: ChunkState) -> Expr:

@@ -17,6 +17,7 @@ from ssdgen.ir.plan import (
     CHUNKS,
     SEGMENTS,
     Config,
+    If,
     Kernel,
     Let,
     Parameter,
@@ -54,6 +55,11 @@ def end_name(state: StateAdjoint) -> str:
     return f"{state.name}_end"
 
 
+def starts_name(state: ChunkState) -> str:
+    """The states that segments begin with, but for the first, where the forward pass kept them."""
+    return f"{state.name}_starts"
+
+
 def walk_workspaces(adjoint: Adjoint, config: Config) -> tuple[Workspace, ...]:
     """The buffers of entry states, and of gradients at the ends of chunks, in the dtype that products round them to; and what
     segments leave: of `cut.ends`, never of one, which would be a class of its own to compile for."""
@@ -84,8 +90,8 @@ def kernels(adjoint: Adjoint, config: Config) -> tuple[list[Kernel], list[Kernel
     form = adjoint.form
     forward: list[Kernel] = []
     for state in form.states:
-        segment = segment_kernel(form, config, state)
-        forward += [replace(segment, role=ENTRY, occupancy=f"occupancy_{ENTRY}"), _entry_kernel(form, config, state)]
+        segment = replace(segment_kernel(form, config, state), role=ENTRY, occupancy=f"occupancy_{ENTRY}")
+        forward += [replace(segment, condition=f"{starts_name(state)} is None"), _entry_kernel(form, config, state)]
     back: list[Kernel] = [_back_kernel(adjoint, config, adj, ends) for adj in adjoint.states for ends in (True, False)]
     return forward, back
 
@@ -105,6 +111,7 @@ def _entry_kernel(form: ChunkForm, config: Config, state: ChunkState) -> EntryKe
     channels = channels_of(state)
     carried = Ref(builder.names.of("state", f"{state.name}_tile"), channels)
     before: list[Statement] = [builder.initial(state, carried)]
+    start = _start(builder, state, carried)
     skipped, jumps = since(builder, (state,))
     jump = tuple(jump_over(builder, state.name, state, carried))
     step: list[Statement] = []
@@ -118,6 +125,7 @@ def _entry_kernel(form: ChunkForm, config: Config, state: ChunkState) -> EntryKe
         parameters=parameters,
         grid=grid,
         position=(*position, *skipped),
+        start=start,
         jumps=jumps,
         name=ENTRY if len(form.states) == 1 else f"{ENTRY}_{state.name}",
         role=ENTRY,
@@ -131,6 +139,14 @@ def _entry_kernel(form: ChunkForm, config: Config, state: ChunkState) -> EntryKe
         step=tuple(step),
         after=(),
     )
+
+
+def _start(builder: WalkBuilder, state: ChunkState, carried: Ref) -> When:
+    """Load what a segment begins with, of all but the first, if the forward pass kept it: the state at the end of a block."""
+    name, (batch, *rest) = starts_name(state), state.axes
+    builder.place[BLOCKS] = Slot(BLOCKS, "segment - 1", "1")
+    starts = builder.declare(Parameter(name, "prefixes", name, (batch, BLOCKS, *rest), "f32"))
+    return When(builder.flag("STARTED", name), (If("segment > 0", (builder.load_tile(starts, carried),)),))
 
 
 def _back_kernel(adjoint: Adjoint, config: Config, adj: StateAdjoint, ends: bool) -> BackKernel:

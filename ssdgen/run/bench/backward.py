@@ -203,15 +203,22 @@ def _folder(module: ModuleType) -> str:
 
 
 def ours(module: ModuleType, shape: Shape, given: Given, what: str) -> Contender:
-    """Our kernels: the module's own, as autograd would call them."""
+    """Our kernels: the module's own, as autograd would call them, which has a forward pass keep states for them."""
     gradients = importlib.import_module(f"{module.__name__}_gradients").GRADIENTS
     order = [i.name for i in module.LAYER.inputs]
 
     def call(inputs: Inputs) -> tuple[Tensor, ...]:
-        if what == BOTH:
-            module.forward(**inputs.keywords())
         tensors = [inputs.tensors.get(name) for name in order]
-        found = gradients(tensors, (0.0, math.inf), (None,), None, (given.d_y(inputs),), (None,))
+        every = given.of(inputs, "every", lambda: gradients.starts_every(tensors, shape.sizes, None))
+
+        def forward() -> tuple[Tensor, ...]:
+            values: tuple[Tensor, ...] = module.forward(**inputs.keywords(), states_every=every)
+            return values[len(values) - 1 :] if every else ()
+
+        starts = forward() if what == BOTH else given.of(inputs, "starts", forward)
+        found = gradients(
+            tensors, (0.0, math.inf), (None,), None, (given.d_y(inputs),), (None,), starts=starts, starts_every=every
+        )
         return tuple(found[order.index(name)] for name in NAMES)
 
     return _contender(module, OURS, DEFAULT, call, shape, given)

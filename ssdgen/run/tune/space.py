@@ -26,7 +26,7 @@ from ssdgen.plan.settings import NO_PRODUCT, structure
 from ssdgen.plan.space import gradient_space
 from ssdgen.run.inputs import DTYPES
 from ssdgen.run.load import kept, load_file
-from ssdgen.run.recorded import Call, Launch, gradients_of, record, record_gradients
+from ssdgen.run.recorded import Call, Launch, gradients_of, record, record_gradients, starts_of
 
 Value = int | str
 Values = tuple[tuple[str, Value], ...]
@@ -236,7 +236,8 @@ class GradientSpace(Space):
 
     def launches(self, candidate: Candidate, call: Call) -> tuple[Launch, ...]:
         """What the gradients of a call launch, where none arrive at final states."""
-        return record_gradients(self.variant(candidate).module, call, self.config(candidate), finals=False)
+        module, config = self.variant(candidate).module, self.config(candidate)
+        return record_gradients(module, call, config, finals=False, starts_every=starts_of(module, call, config))
 
     def works(
         self, candidate: Candidate, call: Call, launches: Sequence[Launch], multiprocessors: int

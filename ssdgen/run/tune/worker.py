@@ -143,12 +143,15 @@ def _gradient_call(module: Any, task: Task, setup: Setup, inputs: Inputs) -> Bou
     arriving = [torch.randn(y.shape, generator=generator, device=y.device).to(y.dtype) for y in outputs]
     none = [None] * len(layer.states)
     given = (tensors, default_scalars(module), none, None, arriving, none, config)
+    every = gradients.GRADIENTS.starts_every(tensors, setup.case.sizes, None, config)
+    starts = module.forward(**inputs.keywords(), states_every=every)[-len(none) :] if every else ()
     present = [x is not None for x in tensors]
     sums = [layer.time not in i.axes for i, here in zip(layer.inputs, present, strict=True) if here]
     bound = _bound(setup, config)
 
     def call() -> tuple[torch.Tensor, ...]:
-        return tuple(x for x, here in zip(gradients.GRADIENTS(*given), present, strict=False) if here)
+        found = gradients.GRADIENTS(*given, starts=starts, starts_every=every)
+        return tuple(x for x, here in zip(found, present, strict=False) if here)
 
     return call, [bound * (CANCELS if summed else 1) for summed in sums]
 

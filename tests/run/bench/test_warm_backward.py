@@ -174,15 +174,18 @@ def test_ours_is_called_once(module: ModuleType, setting: Setting, monkeypatch: 
     gradients: Any = importlib.import_module(f"{module.__name__}_gradients")
     real, called = gradients.GRADIENTS, []
 
-    def counted(*arguments: Any) -> Any:
-        called.append("backward")
-        return real(*arguments)
+    class Counted:
+        starts_every = real.starts_every
+
+        def __call__(self, *arguments: Any, **kept: Any) -> Any:
+            called.append("backward")
+            return real(*arguments, **kept)
 
     def forward(passed: Callable[..., Any] = module.forward, **keywords: Any) -> Any:
         called.append("forward")
         return passed(**keywords)
 
-    monkeypatch.setattr(gradients, "GRADIENTS", counted)
+    monkeypatch.setattr(gradients, "GRADIENTS", Counted())
     monkeypatch.setattr(module, "forward", forward)
     job = Job(OURS, folder(module), str(SHAPE), direction="backward")
     running("emulation", module)(lambda: warm._do(job, setting, "cpu"))
