@@ -35,6 +35,11 @@ FLAT = 128
 """Columns of a state, at most, where the gradient of an input that is one number a head is one of the sums over rows: with
 256 it takes registers that there are not, and 50 us more at 4,16384,8,1,64,256 on an H200."""
 
+SHORT = 16
+"""Chunks of a segment, at most, where a forward pass keeps its states for the gradients: a walk that may keep them is slower
+for every chunk, on an H200 by 4 us of 41 at 4,4096,8,1,64,128, which has 8 and saves 17 behind it, and by 17 us at
+4,16384,8,1,64,128, which has 32 and saves as much; with more chunks, or more columns of a state, by more than it saves."""
+
 LONGEST_CHUNK = 256
 """Tokens of a forward pass's chunk, at most."""
 
@@ -102,7 +107,7 @@ class Gradients:
     ) -> int | None:
         """Of how many tokens the blocks are at whose ends a forward pass with the Config `forward`, or None, should keep its
         states for the gradients of a call of whole sequences: those of a walk's segments, in whole chunks of either pass. None
-        where a walk has one, or kernels compute no gradients."""
+        where a walk has one, where it takes longer than what it saves, or kernels compute no gradients."""
         layer = self.layer
         if not reached(layer, size, inputs):
             return None
@@ -116,7 +121,10 @@ class Gradients:
         wanted = config.segments or getattr(forward, "segments", 0)
         count = segments(wanted, chunks, size[layer.batch] * size[layer.head] * tiles, leader)
         whole = max(config.chunk, LONGEST_CHUNK if forward is None else forward.chunk)
-        every = _rt.ceil_div(_rt.ceil_div(chunks, count) * config.chunk, whole) * whole
+        per_segment = _rt.ceil_div(chunks, count)
+        if per_segment > SHORT:
+            return None
+        every = _rt.ceil_div(per_segment * config.chunk, whole) * whole
         return every if every < size[layer.time] else None
 
     def _wholes(self, inputs: Sequence[Tensor | None], found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

@@ -32,7 +32,6 @@ from torch import Tensor
 
 from . import _cut, _gradients, _packed
 from . import _runtime as _rt
-
 from ._tiles import await_previous, chunk_at, dot, has_chunk, load, segment_at, store
 from .linear_attention import LAYER, VARIANT
 

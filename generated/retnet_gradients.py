@@ -33,7 +33,6 @@ from torch import Tensor
 
 from . import _cut, _gradients, _packed
 from . import _runtime as _rt
-
 from ._tiles import await_previous, chunk_at, clamp, dot, exp2, has_chunk, load, log1p, segment_at, store
 from .retnet import LAYER, VARIANT
 
