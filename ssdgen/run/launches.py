@@ -86,7 +86,7 @@ def _differentiated(
     config = replace(gradients.CONFIGS[DTYPES[dtype]], segments=2)  # as in a call of the forward pass
     several = [record_gradients(module, call, config, label)]
     if not packed and not states:
-        several.append(record_gradients(module, call, config, label, starts_every=config.chunk))
+        several.append(record_gradients(module, call, config, f"{label} started", starts_every=config.chunk))
     return [launch.request for launches in several for launch in launches]
 
 

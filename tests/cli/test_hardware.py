@@ -20,8 +20,15 @@ from ssdgen.ir.report import Check, Report
 from ssdgen.run import gates
 from tests.cli.conftest import Command
 
-GRADIENTS = ("segment_states", "entry_states", "segment_gradients", "state_gradients", "chunk_gradients")
-"""The kernels of the gradients of a spec whose decay depends on no input."""
+GRADIENTS = (
+    ("segment_states", "bf16"),
+    ("entry_states", "bf16"),
+    ("segment_gradients", "bf16"),
+    ("state_gradients", "bf16"),
+    ("chunk_gradients", "bf16"),
+    ("entry_states", "bf16-started"),  # where the states that segments begin with are kept
+)
+"""The kernels of the gradients of a spec whose decay depends on no input, and the calls that they are for."""
 
 
 @pytest.fixture
@@ -38,7 +45,7 @@ def test_build_shows_what_kernels_use(ssdgen: Command) -> None:
     assert [row[:4] for row in rows if row[2:3] == ["sm_90"]] == [
         ["retnet", "segment_states", "sm_90", "bf16"],
         ["retnet", "walk_out", "sm_90", "bf16"],
-        *(["retnet_gradients", kernel, "sm_90", "bf16"] for kernel in GRADIENTS),
+        *(["retnet_gradients", kernel, "sm_90", "bf16"] for kernel, _ in GRADIENTS),
         *[["retnet", "token_step", "sm_90", "bf16"]] * 4,
     ]
     assert "wgmma" in result.out
@@ -48,12 +55,15 @@ def test_build_shows_what_kernels_use(ssdgen: Command) -> None:
         "retnet.segment_states.sm_90.bf16.cubin",
         *(f"retnet.token_step.sm_90.{label}.cubin" for label in steps),
         "retnet.walk_out.sm_90.bf16.cubin",
-        *sorted(f"retnet_gradients.{kernel}.sm_90.bf16.cubin" for kernel in GRADIENTS),
+        *sorted(f"retnet_gradients.{kernel}.sm_90.{label}.cubin" for kernel, label in GRADIENTS),
     ]
     assert all(Path("cubins", name).read_bytes()[:4] == b"\x7fELF" for name in os.listdir("cubins"))
     data = json.loads(ssdgen("build", "retnet", "--arch", "sm_90", "--dtype", "bf16", "--json").out)
     assert [(r["kernel"], r["ok"], r["cached"]) for r in data["results"]] == [
-        *((kernel, True, True) for kernel in ("segment_states", "walk_out", *GRADIENTS, *["token_step"] * 4))
+        *(
+            (kernel, True, True)
+            for kernel in ("segment_states", "walk_out", *(k for k, _ in GRADIENTS), *["token_step"] * 4)
+        )
     ]
 
 
@@ -78,7 +88,7 @@ def test_build_several(ssdgen: Command) -> None:
     assert result.code == 0, result.err
     rows = [line.split()[:3] for line in result.out.splitlines()]
     kernels = [("", k) for k in ("segment_states", "walk_out")]
-    kernels += [*(("_gradients", k) for k in GRADIENTS), *[("", "token_step")] * 4]
+    kernels += [*(("_gradients", k) for k, _ in GRADIENTS), *[("", "token_step")] * 4]
     expected = [[m + of, k, "sm_90"] for m in ("retnet", "linear_attention") for of, k in kernels]
     assert rows[0][:2] == ["module", "kernel"]
     assert [r for r in rows if r[2:] == ["sm_90"] and "_g" not in r[0]] == [e for e in expected if "_g" not in e[0]]

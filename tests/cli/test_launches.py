@@ -42,7 +42,10 @@ def test_every_launch_is_a_request_once() -> None:
     assert [(r.kernel, r.label) for r in gradients if r.arch == "sm_90" and "bf16" in r.label] == [
         *((kernel, "bf16") for kernel in ("segment_states", "entry_states", *walks)),
         ("token_gradients", "bf16 f32"),
-        *(("sums", label) for label in ("bf16 f32", "bf16", "bf16 f32")),  # of A and dt_bias, of B and C, of D
+        ("sums", "bf16"),  # of B and C
+        ("several_sums", "bf16 f32"),  # of A and dt_bias
+        ("sums", "bf16 f32"),  # of D
+        ("entry_states", "bf16 started"),  # where the states that segments begin with are kept
         *((kernel, "bf16 with z") for kernel in walks),
     ]
     cumsum = {argument.name: argument for argument in requests[0].signature}
