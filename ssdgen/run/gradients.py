@@ -18,8 +18,8 @@ from torch import Tensor
 from ssdgen.ir.layer import Layer
 from ssdgen.ir.plan import Plan
 from ssdgen.ir.report import Check, Gate
-from ssdgen.plan.gradients.arriving import depends_on_reads
 from ssdgen.plan.names import EVERY
+from ssdgen.run.bends import away_from_bends
 from ssdgen.run.cases import can_be_absent, sizes_for
 from ssdgen.run.checks import BOUNDS, Expected, bound, compare
 from ssdgen.run.emulate import EmulationError
@@ -45,9 +45,9 @@ ROUNDING = {"bf16": 2**-9, "bf16x2": 2**-12, "tf32": 2**-12, "tf32x3": 2**-24}
 """By how much rounding an operand of a product moves it, relatively, at most."""
 
 MOVED = 8.0
-"""A gradient that is a sum over tokens is small where they cancel, and what rounding does to its terms is not (nor is it where
-a function of what is read is bent): it may be off by so many times what it moves by if the operands that a caller passes are
-off by a rounding. On the way to it there are some ten more, whose sum is three times one, and luck where terms are few."""
+"""A gradient that is a sum over tokens is small where they cancel, and what rounding does to its terms is not: it may be off by
+so many times what it moves by if the operands that a caller passes are off by a rounding. On the way to it there are some ten
+more, whose sum is three times one, and luck where terms are few. By as much what an output reads may be off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,10 @@ def gradient_checks(
     for trial in trials(gate, plan):
         layer = plan.form.recurrence.layer
         inputs = draw(layer, trial.case, device) if trial.packing is None else drawn(layer, trial.packing, device)[1]
-        wanted = truth(plan, inputs, trial, gate)
+        smooth = _smooth(plan, inputs, trial, gate)
+        wanted = truth(plan, inputs, trial, gate, smooth)
         try:
-            got = within(partial(differentiated, plan, inputs, trial, forward))
+            got = within(partial(differentiated, plan, inputs, trial, forward, smooth))
         except (EmulationError, ValueError, TypeError, RuntimeError) as error:
             note = " ".join(f"{type(error).__name__}: {error}".split())
             yield Check(trial.name, gate, math.inf, 0.0, passed=False, note=note)
@@ -108,8 +109,7 @@ def trials(gate: Gate, plan: Plan) -> Iterator[Trial]:
         kernels = plan.gradients is not None and not plan.gradients.refused
         tokens = (CHUNKS if kernels else BLOCKS) * chunk + 3
         yield Trial("gradients, several blocks", Case(sizes_for(layer, tokens), dtype="f32", seed=24))
-    if gate == "hardware" and not (plan.gradients is not None and depends_on_reads(plan.gradients.adjoint)):
-        # with a maximum of what is read, among so many tokens some lie so near its bend that a rounding moves them over it
+    if gate == "hardware":
         yield Trial("gradients, several segments", Case(sizes_for(layer, SEGMENTED * chunk + 3), dtype="f32", seed=26))
     if takes(layer, "bf16"):
         yield Trial("gradients bf16", Case(short.sizes, dtype="bf16", seed=25))
@@ -136,16 +136,37 @@ def packed_trials(chunk: int, every: int | None) -> Iterator[Trial]:
         yield Trial(f"gradients of {name}", Case({}, dtype="f32"), packing=packing, every=kept)
 
 
+def _smooth(plan: Plan, inputs: Inputs, trial: Trial, gate: Gate) -> Mapping[str, Tensor]:
+    """Where outputs that bend are further from that than what kernels compute may be off."""
+    margin = MOVED * max([FLOAT32, *(ROUNDING[p] for p in _precisions(plan, trial, gate))])
+    given = {**inputs.tensors, **_initials(inputs)}
+    with torch.no_grad():
+        return away_from_bends(
+            plan.form.recurrence.layer, margin, lambda layer: _values(layer, inputs, trial, given)[0]
+        )
+
+
+def _precisions(plan: Plan, trial: Trial, gate: Gate) -> list[str]:
+    """How the products of the case are made; none but in kernels."""
+    return [how for d, _, how in plan.config.precision if d == trial.case.dtype and gate != "portable"]
+
+
 def _loss(
-    outputs: Mapping[str, Tensor], finals: Mapping[str, Tensor], kept: Mapping[str, Tensor], trial: Trial
+    outputs: Mapping[str, Tensor],
+    finals: Mapping[str, Tensor],
+    kept: Mapping[str, Tensor],
+    trial: Trial,
+    smooth: Mapping[str, Tensor],
 ) -> Tensor:
-    """A weighted sum in float64 of what is reached. Weights are the same for everyone, and numbers that outputs of the case's
-    dtype have, so that the gradients which arrive there are not rounded."""
+    """A weighted sum in float64 of what is reached, of outputs where they are `smooth`. Weights are the same for everyone, and
+    numbers that outputs of the case's dtype have, so that the gradients which arrive there are not rounded."""
     generator = torch.Generator().manual_seed(3)
     total = torch.zeros((), dtype=torch.float64)
     for values, kind in ((outputs, "outputs"), (finals, "states"), (kept, "states")):
-        for value in values.values():
+        for name, value in values.items():
             weight = torch.randn(value.shape, generator=generator).to(DTYPES[trial.case.dtype]).to(value.device)
+            if kind == "outputs" and name in smooth:
+                weight = weight * smooth[name]
             if kind in trial.reached:
                 total = total.to(value.device) + (value.double() * weight.double()).sum()
     return total
@@ -159,8 +180,10 @@ def _gradients(leaves: Mapping[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
     return dict(zip(leaves, found, strict=True))
 
 
-def differentiated(plan: Plan, inputs: Inputs, trial: Trial, forward: Callable[..., Any]) -> dict[str, Tensor]:
-    """The gradients that a module gives, by the names of inputs and of states as `S0`."""
+def differentiated(
+    plan: Plan, inputs: Inputs, trial: Trial, forward: Callable[..., Any], smooth: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The gradients that a module gives, by the names of inputs and of states as `S0`; `smooth` as for `truth`."""
     layer = plan.form.recurrence.layer
     leaves = {k: v.detach().clone().requires_grad_() for k, v in (*inputs.tensors.items(), *_initials(inputs).items())}
     states = {s: leaves[f"{s}0"] for s in inputs.states}
@@ -180,47 +203,51 @@ def differentiated(plan: Plan, inputs: Inputs, trial: Trial, forward: Callable[.
             {s.name: v for s, v in zip(layer.states, found, strict=True)} if found else {}
             for found in (rest[: len(layer.states)], rest[len(layer.states) :])
         )
-        return _gradients(leaves, _loss(outputs, finals, kept, trial))
+        return _gradients(leaves, _loss(outputs, finals, kept, trial, smooth))
 
 
-def truth(plan: Plan, inputs: Inputs, trial: Trial, gate: Gate) -> dict[str, Expected]:
-    """The gradients through the loop over tokens, with the dtype and the bound of each."""
+def truth(plan: Plan, inputs: Inputs, trial: Trial, gate: Gate, smooth: Mapping[str, Tensor]) -> dict[str, Expected]:
+    """The gradients through the loop over tokens, with the dtype and the bound of each; none arrives where an output that bends
+    is not `smooth`."""
     given = {**inputs.tensors, **_initials(inputs)}
-    gradients = _true(plan, inputs, trial, dict(given))
-    precisions = [how for d, _, how in plan.config.precision if d == trial.case.dtype and gate != "portable"]
+    gradients = _true(plan, inputs, trial, dict(given), smooth)
+    precisions = _precisions(plan, trial, gate)
     least = max([FLOAT32, *(BOUNDS[p] for p in precisions)])
     bounds = {name: max(least, bound(x.dtype, ())) for name, x in given.items()}
     sensitive = _sensitive(plan, given) if precisions else []
     if sensitive:
-        moved = _true(plan, inputs, trial, _nudged(plan, given, max(ROUNDING[p] for p in precisions)))
+        moved = _true(plan, inputs, trial, _nudged(plan, given, max(ROUNDING[p] for p in precisions)), smooth)
         for name in sensitive:
             change = (moved[name] - gradients[name]).norm() / gradients[name].norm().clamp_min(1e-30)
             bounds[name] = max(bounds[name], MOVED * float(change))
     return {name: Expected(value, given[name].dtype, bounds[name]) for name, value in gradients.items()}
 
 
-def _true(plan: Plan, inputs: Inputs, trial: Trial, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _true(
+    plan: Plan, inputs: Inputs, trial: Trial, values: Mapping[str, Tensor], smooth: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """The gradients through the loop over tokens at `values`, in float64."""
-    layer = plan.form.recurrence.layer
     leaves = {name: x.detach().double().requires_grad_() for name, x in values.items()}
     with torch.enable_grad():
-        tensors = {name: leaves[name] for name in inputs.tensors}
-        states = {s: leaves[f"{s}0"] for s in inputs.states}
-        kept: dict[str, Tensor] = {}
-        if trial.packing is None:
-            outputs, finals = reference(layer, in_order_of_equations(layer, tensors), inputs.params, states)
-        else:
-            whole = Inputs(tensors, inputs.params, states, inputs.arguments)
-            outputs, finals, kept = packed_reference(layer, whole, trial.packing, trial.every)
-        return _gradients(leaves, _loss(outputs, finals, kept, trial))
+        outputs, finals, kept = _values(plan.form.recurrence.layer, inputs, trial, leaves)
+        return _gradients(leaves, _loss(outputs, finals, kept, trial, smooth))
+
+
+def _values(
+    layer: Layer, inputs: Inputs, trial: Trial, values: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """Outputs, final and kept states of the loop over tokens, with `values` for the tensors and initial states of `inputs`."""
+    tensors = {name: values[name] for name in inputs.tensors}
+    states = {s: values[f"{s}0"] for s in inputs.states}
+    if trial.packing is None:
+        return *reference(layer, in_order_of_equations(layer, tensors), inputs.params, states), {}
+    whole = Inputs(tensors, inputs.params, states, inputs.arguments)
+    return packed_reference(layer, whole, trial.packing, trial.every)
 
 
 def _sensitive(plan: Plan, given: Mapping[str, Tensor]) -> list[str]:
-    """Whose gradients are no sums of a few products: inputs that all tokens have in common, whose gradients are sums over
-    tokens; and all, where the gradients of what is read depend on it."""
+    """Whose gradients are no sums of a few products but over all tokens: inputs that those have in common."""
     layer = plan.form.recurrence.layer
-    if plan.gradients is not None and depends_on_reads(plan.gradients.adjoint):
-        return list(given)
     return [t.name for t in layer.inputs if layer.time not in t.axes and t.name in given]
 
 
