@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cut, _packed, _replay, _sums, _tuned
+from . import _cut, _packed, _replay, _segments, _sums, _tuned
 from . import _runtime as _rt
 
 CHUNK = 64
@@ -35,13 +35,8 @@ FLAT = 128
 """Columns of a state, at most, where the gradient of an input that is one number a head is one of the sums over rows: with
 256 it takes registers that there are not, and 50 us more at 4,16384,8,1,64,256 on an H200."""
 
-SHORT = 16
-"""Chunks of a segment, at most, where a forward pass keeps its states for the gradients: a walk that may keep them is slower
-for every chunk, on an H200 by 4 us of 41 at 4,4096,8,1,64,128, which has 8 and saves 17 behind it, and by 17 us at
-4,16384,8,1,64,128, which has 32 and saves as much; with more chunks, or more columns of a state, by more than it saves."""
-
-LONGEST_CHUNK = 256
-"""Tokens of a forward pass's chunk, at most."""
+STARTED = 0.75
+"""How much of the walks is left where the forward pass kept the states that segments begin with: three in place of four."""
 
 WIDEST = 256
 """The longest axis of a state that a tile holds."""
@@ -106,26 +101,36 @@ class Gradients:
         self, inputs: Sequence[Tensor | None], size: Mapping[str, int], forward: Any, config: Any = None
     ) -> int | None:
         """Of how many tokens the blocks are at whose ends a forward pass with the Config `forward`, or None, should keep its
-        states for the gradients of a call of whole sequences: those of a walk's segments, in whole chunks of either pass. None
-        where a walk has one, where it takes longer than what it saves, or kernels compute no gradients."""
+        states for the gradients of a call of whole sequences: those of the segments that it walks anyway, which cost it a store
+        behind each. None where it has one segment, where walks back take less time in others, or no kernels compute gradients.
+        """
         layer = self.layer
-        if not reached(layer, size, inputs):
+        if not reached(layer, size, inputs) or not size[layer.batch] * size[layer.time]:
             return None
         by_name = dict(zip((i.name for i in layer.inputs), inputs, strict=True))
-        config = self._chosen(config, by_name, size, None)
         leader = by_name[self.leader]
         assert leader is not None
-        channels = [a for a in next(iter(layer.states.values())) if a not in (layer.batch, layer.head)]
-        tiles = math.prod(_rt.ceil_div(size[a], getattr(config, f"state_tile_{a}")) for a in channels)
-        chunks = _rt.ceil_div(size[layer.time], config.chunk)
-        wanted = config.segments or getattr(forward, "segments", 0)
-        count = segments(wanted, chunks, size[layer.batch] * size[layer.head] * tiles, leader)
-        whole = max(config.chunk, LONGEST_CHUNK if forward is None else forward.chunk)
-        per_segment = _rt.ceil_div(chunks, count)
-        if per_segment > SHORT:
+        config = self._chosen(config, by_name, size, None)
+        forward = self._chosen_forward(forward, by_name, size)
+        if not hasattr(forward, "segments"):
             return None
-        every = _rt.ceil_div(per_segment * config.chunk, whole) * whole
-        return every if every < size[layer.time] else None
+        walks, processors = size[layer.batch] * size[layer.head], _cut.multiprocessors(leader)
+        channels = [a for a in max(layer.states.values(), key=len) if a not in (layer.batch, layer.head)]
+        column = max((size[a] for a in channels if not hasattr(forward, f"tile_{a}")), default=1)
+        count, per_segment = _segments.segments(
+            forward.segments, _rt.ceil_div(size[layer.time], forward.chunk), walks * _tiles(size, channels, forward, "tile"),
+            column, processors,
+        )  # fmt: skip
+        every = per_segment * forward.chunk
+        if count == 1 or every % config.chunk or config.segments not in (0, count):
+            return None
+        chunks, walks = (
+            _rt.ceil_div(size[layer.time], config.chunk),
+            walks * _tiles(size, channels, config, "state_tile"),
+        )
+        own = segments(0, chunks, walks, leader)
+        kept, again = (_walk_cost(n, chunks, walks, BLOCKS * processors) for n in (count, own))
+        return every if STARTED * kept <= again else None
 
     def _wholes(self, inputs: Sequence[Tensor | None], found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """The gradients of the inputs that are given, from what the kernels leave of each."""
@@ -202,6 +207,18 @@ class Gradients:
                 )  # fmt: skip
         whole = self._wholes(inputs, found)
         return (*whole, *(None if s is None else x for s, x in zip(states, first, strict=True)))
+
+    def _chosen_forward(self, config: Any, inputs: Mapping[str, Tensor | None], size: Mapping[str, int]) -> Any:
+        """The Config of the forward pass: the caller's, else what it chooses itself."""
+        module = importlib.import_module(self._launch.__module__.removesuffix("_gradients"))
+        dtypes = tuple(x.dtype for name in self._keyed if (x := inputs[name]) is not None)
+        leader = inputs[self.leader]
+        assert leader is not None
+        return _tuned.chosen(
+            self.layer, config, module.CONFIGS, digest=self._digest, variant=self._variant,
+            present=_tuned.present({i.name: inputs[i.name] for i in self.layer.inputs if i.optional}), size=size,
+            dtypes=dtypes, x=leader,
+        )  # fmt: skip
 
     def _chosen(self, config: Any, inputs: Mapping[str, Tensor | None], size: Mapping[str, int], sequences: Any) -> Any:
         """The caller's Config, else what a tuning table has for a call's gradients, else the default."""
@@ -319,6 +336,12 @@ def _walk_cost(pieces: int, chunks: int, blocks: int, room: int) -> float:
     """The time of a walk in `pieces` segments, in chunks."""
     per = _rt.ceil_div(chunks, pieces) + PROLOGUE
     return (per if pieces == 1 else 2 * per) * max(1.0, blocks * pieces / room) + JUMP * pieces
+
+
+def _tiles(size: Mapping[str, int], axes: Sequence[str], config: Any, field: str) -> int:
+    """How many tiles a state has along those of `axes` for which a Config has the length of one, in `field`_axis."""
+    lengths = ((size[a], getattr(config, f"{field}_{a}", 0)) for a in axes)
+    return math.prod(_rt.ceil_div(length, tile) for length, tile in lengths if tile)
 
 
 def shares(wanted: int, blocks: int, heads: int, like: Tensor) -> int:

@@ -215,6 +215,7 @@ class Gpu:
 
 
 _ASSUMED: ContextVar[Gpu | None] = ContextVar("ssdgen_assumed_gpu", default=None)
+_SEGMENTS: ContextVar[int] = ContextVar("ssdgen_assumed_segments", default=0)
 
 
 def gpu_of(x: Tensor) -> Gpu | None:
@@ -231,13 +232,15 @@ def _gpu(device: int) -> Gpu:
 
 
 @contextmanager
-def assumed(gpu: Gpu) -> Iterator[None]:
-    """Within it, calls on CPU tensors are configured and cut as on `gpu`: for compiling ahead of time what it will launch."""
-    token = _ASSUMED.set(gpu)
+def assumed(gpu: Gpu, segments: int = 0) -> Iterator[None]:
+    """Within it, calls on CPU tensors are configured and cut as on `gpu`, unless `segments` is 0 into so many segments: for
+    compiling ahead of time what it will launch."""
+    tokens = _ASSUMED.set(gpu), _SEGMENTS.set(segments)
     try:
         yield
     finally:
-        _ASSUMED.reset(token)
+        _ASSUMED.reset(tokens[0])
+        _SEGMENTS.reset(tokens[1])
 
 
 @functools.cache
@@ -299,6 +302,8 @@ def chosen(
             if len(_MEMO) >= MOST_MEMOISED:
                 _MEMO.clear()
             _MEMO[call] = found
+        elif _SEGMENTS.get() and hasattr(found, "segments"):
+            found = replace(found, segments=_SEGMENTS.get())  # type: ignore[type-var]
     return found
 
 

@@ -259,7 +259,7 @@ def walk_out(
     LATENCY_SCORES: ct.Constant[int], CARRIED: ct.Constant[int], LATENCY_X: ct.Constant[int], INTRA: ct.Constant[int],
     STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int], TILE_P: ct.Constant[int],
     D_UNIFORM_P: ct.Constant[bool], PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], SHARED: ct.Constant[bool],
-    WITH_Z: ct.Constant[bool], KEPT: ct.Constant[bool],
+    WITH_Z: ct.Constant[bool], KEPT: ct.Constant[bool], ENDS: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
     await_previous()
@@ -272,7 +272,7 @@ def walk_out(
         row = batch
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
-        if KEPT:
+        if KEPT or ENDS:
             first = start // every  # rounded down: see `_blocks`
         x, B = x.slice(1, start, stop), B.slice(1, start, stop)
         C, y = C.slice(1, start, stop), y.slice(1, start, stop)
@@ -344,15 +344,15 @@ def walk_out(
         if KEPT:
             end = chunk * CHUNK + CHUNK
             if end % every == 0 and end <= length:
-                store(
-                    S_states,
-                    (batch, first + end // every - 1, head, p_tile, 0),
-                    (1, 1, 1, TILE_P, TILE_N),
-                    ct.transpose(S_tile),
-                )
+                block = first + chunk * CHUNK // every
+                store(S_states, (batch, block, head, p_tile, 0), (1, 1, 1, TILE_P, TILE_N), ct.transpose(S_tile))
 
     if last:
         store(S_final, (sequence, head, p_tile, 0), (1, 1, TILE_P, TILE_N), ct.transpose(S_tile))
+    if ENDS:
+        block = first + segment
+        if (segment + 1) * every <= length:
+            store(S_states, (batch, block, head, p_tile, 0), (1, 1, 1, TILE_P, TILE_N), ct.transpose(S_tile))
 
 
 @ct.kernel
@@ -517,6 +517,7 @@ def _segmented(
     )
     stream = _rt.stream(x)
     shared = 0 < config.share_scores_from <= size_h // size_g
+    ends = S_states is not None and states_every == cut.per_segment * config.chunk
     # step[b h t]: weight step
     # decay_sum[b h t]: running sum of A * step * LOG2E within a chunk
     step, decay_sum = _rt.empty(
@@ -584,7 +585,7 @@ def _segmented(
             config.latency_B, _rt.PRECISION[config.scores], config.latency_scores, _rt.PRECISION[config.carried],
             config.latency_x, _rt.PRECISION[config.intra], _rt.PRECISION[config.state], config.chunk,
             _rt.covering(size_n), config.tile_p, D.stride(1) == 0, sequences is not None, S0 is not None, shared,
-            z is not None, S_states is not None,
+            z is not None, S_states is not None and not ends, ends,
         ),
         early=True,
     )

@@ -265,8 +265,9 @@ def segment_gradients(
         if KEPT:
             end = chunk * CHUNK + CHUNK
             if end % every == 0 and end <= length:
+                block = first + chunk * CHUNK // every
                 d_S_states_tile = load(  # [P, N]
-                    d_S_states, (batch, first + end // every - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
+                    d_S_states, (batch, block, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
                 )
                 d_S_tile = d_S_tile + d_S_states_tile  # [P, N]
         d_y_tile = load(d_y, (batch, chunk, head, p_tile), (1, CHUNK, 1, TILE_P), latency=LATENCY_D_Y)  # [L, P]
@@ -343,8 +344,9 @@ def state_gradients(
         if KEPT:
             end = chunk * CHUNK + CHUNK
             if end % every == 0 and end <= length:
+                block = first + chunk * CHUNK // every
                 d_S_states_tile = load(  # [P, N]
-                    d_S_states, (batch, first + end // every - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
+                    d_S_states, (batch, block, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
                 )
                 d_S_tile = d_S_tile + d_S_states_tile  # [P, N]
         store(d_S_end, (lane, head, slot + chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), d_S_tile)

@@ -246,6 +246,7 @@ def walk_out(
     INTRA: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
     TILE_P: ct.Constant[int],
     PACKED: ct.Constant[bool], WITH_C0: ct.Constant[bool], WITH_N0: ct.Constant[bool], KEPT: ct.Constant[bool],
+    ENDS: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
     await_previous()
@@ -258,7 +259,7 @@ def walk_out(
         row = batch
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
-        if KEPT:
+        if KEPT or ENDS:
             first = start // every  # rounded down: see `_blocks`
         q, k = q.slice(1, start, stop), k.slice(1, start, stop)
         v, y = v.slice(1, start, stop), y.slice(1, start, stop)
@@ -321,19 +322,21 @@ def walk_out(
         if KEPT:
             end = chunk * CHUNK + CHUNK
             if end % every == 0 and end <= length:
-                store(
-                    C_states,
-                    (batch, first + end // every - 1, head, p_tile, 0),
-                    (1, 1, 1, TILE_P, TILE_N),
-                    ct.transpose(C_tile),
-                )
+                block = first + chunk * CHUNK // every
+                store(C_states, (batch, block, head, p_tile, 0), (1, 1, 1, TILE_P, TILE_N), ct.transpose(C_tile))
                 if p_tile == 0:
-                    store(N_states, (batch, first + end // every - 1, head, 0), (1, 1, 1, TILE_N), N_tile)
+                    store(N_states, (batch, block, head, 0), (1, 1, 1, TILE_N), N_tile)
 
     if last:
         store(C_final, (sequence, head, p_tile, 0), (1, 1, TILE_P, TILE_N), ct.transpose(C_tile))
     if last and p_tile == 0:
         store(N_final, (sequence, head, 0), (1, 1, TILE_N), N_tile)
+    if ENDS:
+        block = first + segment
+        if (segment + 1) * every <= length:
+            store(C_states, (batch, block, head, p_tile, 0), (1, 1, 1, TILE_P, TILE_N), ct.transpose(C_tile))
+            if p_tile == 0:
+                store(N_states, (batch, block, head, 0), (1, 1, 1, TILE_N), N_tile)
 
 
 @ct.kernel
@@ -512,6 +515,7 @@ def _segmented(
         v,
     )
     stream = _rt.stream(v)
+    ends = C_states is not None and states_every == cut.per_segment * config.chunk
     # write[b h t]: weight write
     # decay_sum[b h t]: running sum of logsigmoid(f) * LOG2E within a chunk
     write, decay_sum = _rt.empty(
@@ -565,7 +569,7 @@ def _segmented(
             states_every, cut.per_segment, config.latency_k, _rt.PRECISION[config.scores],
             _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra], _rt.PRECISION[config.state],
             config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None, C0 is not None, N0 is not None,
-            C_states is not None,
+            C_states is not None and not ends, ends,
         ),
         early=True,
     )

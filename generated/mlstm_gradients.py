@@ -435,8 +435,9 @@ def segment_gradients_C(
         if KEPT:
             end = chunk * CHUNK + CHUNK
             if end % every == 0 and end <= length:
+                block = first + chunk * CHUNK // every
                 d_C_states_tile = load(  # [P, N]
-                    d_C_states, (batch, first + end // every - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
+                    d_C_states, (batch, block, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
                 )
                 d_C_tile = d_C_tile + d_C_states_tile  # [P, N]
         d_read_C_tile = load(  # [L, P]
@@ -507,8 +508,9 @@ def state_gradients_C(
         if KEPT:
             end = chunk * CHUNK + CHUNK
             if end % every == 0 and end <= length:
+                block = first + chunk * CHUNK // every
                 d_C_states_tile = load(  # [P, N]
-                    d_C_states, (batch, first + end // every - 1, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
+                    d_C_states, (batch, block, head, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N)
                 )
                 d_C_tile = d_C_tile + d_C_states_tile  # [P, N]
         store(d_C_end, (lane, head, slot + chunk, p_tile, n_tile), (1, 1, 1, TILE_P, TILE_N), d_C_tile)
@@ -563,9 +565,8 @@ def segment_gradients_N(
         if KEPT:
             end = chunk * CHUNK + CHUNK
             if end % every == 0 and end <= length:
-                d_N_states_tile = load(  # [N]
-                    d_N_states, (batch, first + end // every - 1, head, n_tile), (1, 1, 1, TILE_N)
-                )
+                block = first + chunk * CHUNK // every
+                d_N_states_tile = load(d_N_states, (batch, block, head, n_tile), (1, 1, 1, TILE_N))  # [N]
                 d_N_tile = d_N_tile + d_N_states_tile  # [N]
         d_read_N_tile = load(d_read_N, (lane, head, slot + chunk), (1, 1, CHUNK)).astype(ct.float32)  # [L]
         decay_sum_tile = load(decay_sum, (lane, head, slot + chunk), (1, 1, CHUNK))  # [L]
@@ -628,9 +629,8 @@ def state_gradients_N(
         if KEPT:
             end = chunk * CHUNK + CHUNK
             if end % every == 0 and end <= length:
-                d_N_states_tile = load(  # [N]
-                    d_N_states, (batch, first + end // every - 1, head, n_tile), (1, 1, 1, TILE_N)
-                )
+                block = first + chunk * CHUNK // every
+                d_N_states_tile = load(d_N_states, (batch, block, head, n_tile), (1, 1, 1, TILE_N))  # [N]
                 d_N_tile = d_N_tile + d_N_states_tile  # [N]
         store(d_N_end, (lane, head, slot + chunk, n_tile), (1, 1, 1, TILE_N), d_N_tile)
         d_read_N_tile = load(d_read_N, (lane, head, slot + chunk), (1, 1, CHUNK)).astype(ct.float32)  # [L]

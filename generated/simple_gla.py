@@ -190,7 +190,7 @@ def walk_out(
     LATENCY_K: ct.Constant[int], SCORES: ct.Constant[int], CARRIED: ct.Constant[int], LATENCY_V: ct.Constant[int],
     INTRA: ct.Constant[int], STATE: ct.Constant[int], CHUNK: ct.Constant[int], TILE_N: ct.Constant[int],
     TILE_P: ct.Constant[int],
-    PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], KEPT: ct.Constant[bool],
+    PACKED: ct.Constant[bool], WITH_S0: ct.Constant[bool], KEPT: ct.Constant[bool], ENDS: ct.Constant[bool],
 ) -> None:
     """The outputs of a segment: a block walks its chunks with the states in registers."""
     await_previous()
@@ -203,7 +203,7 @@ def walk_out(
         row = batch
         sequence, batch, start, stop, slot, segment, last = segment_at(segment_table, batch)
         lane, origin = 0, row - segment
-        if KEPT:
+        if KEPT or ENDS:
             first = start // every  # rounded down: see `_blocks`
         q, k = q.slice(1, start, stop), k.slice(1, start, stop)
         v, y = v.slice(1, start, stop), y.slice(1, start, stop)
@@ -251,15 +251,15 @@ def walk_out(
         if KEPT:
             end = chunk * CHUNK + CHUNK
             if end % every == 0 and end <= length:
-                store(
-                    S_states,
-                    (batch, first + end // every - 1, head, p_tile, 0),
-                    (1, 1, 1, TILE_P, TILE_N),
-                    ct.transpose(S_tile),
-                )
+                block = first + chunk * CHUNK // every
+                store(S_states, (batch, block, head, p_tile, 0), (1, 1, 1, TILE_P, TILE_N), ct.transpose(S_tile))
 
     if last:
         store(S_final, (sequence, head, p_tile, 0), (1, 1, TILE_P, TILE_N), ct.transpose(S_tile))
+    if ENDS:
+        block = first + segment
+        if (segment + 1) * every <= length:
+            store(S_states, (batch, block, head, p_tile, 0), (1, 1, 1, TILE_P, TILE_N), ct.transpose(S_tile))
 
 
 @ct.kernel
@@ -385,6 +385,7 @@ def _segmented(
         v,
     )
     stream = _rt.stream(v)
+    ends = S_states is not None and states_every == cut.per_segment * config.chunk
     # decay_sum[b h t]: running sum of g * LOG2E within a chunk
     decay_sum = _rt.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
@@ -422,7 +423,7 @@ def _segmented(
             _rt.given(S_states, S_final), float(size_n), states_every, cut.per_segment, config.latency_k,
             _rt.PRECISION[config.scores], _rt.PRECISION[config.carried], config.latency_v, _rt.PRECISION[config.intra],
             _rt.PRECISION[config.state], config.chunk, _rt.covering(size_n), config.tile_p, sequences is not None,
-            S0 is not None, S_states is not None,
+            S0 is not None, S_states is not None and not ends, ends,
         ),
         early=True,
     )

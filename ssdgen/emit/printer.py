@@ -19,6 +19,7 @@ _INFIX = {
     "sub": ("-", SUM),
     "mul": ("*", PRODUCT),
     "div": ("/", PRODUCT),
+    "floordiv": ("//", PRODUCT),
     "ge": (">=", COMPARISON),
     "gt": (">", COMPARISON),
     "lt": ("<", COMPARISON),

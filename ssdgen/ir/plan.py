@@ -40,7 +40,7 @@ BLOCKS = "block'"
 NUMBERS = "number'"
 """The axis of the numbers that are stored for each token, one behind the other, to be loaded together."""
 
-TILE_OPS: dict[str, int] = {"float32": 1, "where": 3, "ge": 2, "gt": 2, "lt": 2, "eq": 2, "and": 2}
+TILE_OPS: dict[str, int] = {"float32": 1, "where": 3, "ge": 2, "gt": 2, "lt": 2, "eq": 2, "and": 2, "floordiv": 2}
 """Operations that occur in plans only, beside those of `ssdgen.ir.expr.OPS`."""
 
 Role = Literal[

@@ -69,9 +69,9 @@ RESERVED = frozenset(
 )
 """Names that emitted modules use at module level or take from Python; no name of a spec may stand for another there."""
 
-PACKED, SHARED, KEPT = "PACKED", "SHARED", "KEPT"
+PACKED, SHARED, KEPT, ENDS = "PACKED", "SHARED", "KEPT", "ENDS"
 """The flags of kernels compiled for packed sequences, for products of vectors that groups of heads share, and for callers who
-keep states between the first and the last."""
+keep states between the first and the last: at the ends of any chunks, or at the ends of segments alone."""
 
 EVERY = "states_every"
 """The argument of `forward`, and the number in kernels, of tokens in a block at whose end states are kept."""
@@ -80,7 +80,7 @@ STARTS = "starts_every"
 """The same of the states that a forward pass keeps for its gradients."""
 
 CONSTANT = re.compile(
-    "(CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE|WITH_.*|PACKED|SHARED|INDEXED|KEPT|STARTED|WHOLE|STEADY)(?<!_)"
+    "(CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE|WITH_.*|PACKED|SHARED|INDEXED|KEPT|ENDS|STARTED|WHOLE|STEADY)(?<!_)"
 )
 """Names of compile-time constants and flags, kept free for them."""
 
@@ -152,6 +152,7 @@ HOST_LOCALS = frozenset(
         "heads",
         "device",
         "cut",
+        "ends",
         "found",
         "shared",
         "stream",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ssdgen.ir.plan import CHUNKS, Parameter, Slot
 from ssdgen.plan.builder import KernelBuilder, Unsupported
-from ssdgen.plan.names import EVERY, KEPT, PACKED
+from ssdgen.plan.names import ENDS, EVERY, KEPT, PACKED
 
 CHUNK_TABLE, SEGMENT_TABLE = "chunk_table", "segment_table"
 
@@ -65,7 +65,8 @@ def walk_position(builder: KernelBuilder, heads: str, segmented: bool, ends: boo
     index = f"segment, {'last' if final or (ends and not back) else '_'}" if segmented else "_, _"
     found = f"{sequence}, batch, start, stop, {slot}, {index}"
     every = next((p.name for p in arrays if (p.role, p.argument) == ("scalar", EVERY)), "")
-    blocks = [f"    if {KEPT}:", f"        first = start // {every}  # rounded down: see `_blocks`"] if every else []
+    kept = f"{KEPT} or {ENDS}" if ENDS in builder.parameters else KEPT
+    blocks = [f"    if {kept}:", f"        first = start // {every}  # rounded down: see `_blocks`"] if every else []
     skip = []
     if ends:
         spared, why = ("segment == 0", "before the first") if back else ("last", "after the last")

@@ -30,7 +30,7 @@ from ssdgen.plan.lower import exp2
 from ssdgen.plan.place import SEGMENT_TABLE, declare_packed, walk_position
 from ssdgen.plan.reach import remembered, since
 from ssdgen.plan.reads import Parts, combine, contract, output, shared_axes
-from ssdgen.plan.states import advance, keep
+from ssdgen.plan.states import advance, keep, keep_ends
 from ssdgen.plan.walk import WalkBuilder, channels_of, tile_constant
 
 STATES, WALK = "segment_states", "walk_out"
@@ -106,10 +106,12 @@ def walk_kernel(form: ChunkForm, config: Config, segmented: bool) -> WalkKernel:
     for state in form.states:
         advance(builder, state, carried[state.name], parts.before, moves)
     owned = {s.name: _owned(form, s) for s in form.states}
-    moves.append(keep(builder, *((s, carried[s.name], owned[s.name]) for s in form.states)))
+    ended = [(s, carried[s.name], owned[s.name]) for s in form.states]
+    moves.append(keep(builder, *ended))
     ends = ("last",) if segmented else ()
     after = tuple(_final(builder, s, carried[s.name], *ends, *owned[s.name]) for s in form.states)
     if segmented:
+        after = (*after, ("", (keep_ends(builder, *ended),)))
         builder.declare(Parameter("per_segment", "scalar", "cut.per_segment", dtype="i32"))
     builder.constant("chunk")
     builder.constant(f"tile_{column}", f"size_{column}")

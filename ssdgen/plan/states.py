@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ssdgen.ir.chunkform import ChunkForm, ChunkState
 from ssdgen.ir.expr import ONE, Apply, Contract, Expr, Ref, mul
 from ssdgen.ir.plan import (
@@ -21,11 +23,14 @@ from ssdgen.ir.plan import (
 )
 from ssdgen.plan.builder import Unsupported
 from ssdgen.plan.decays import decay_sums, decayed, grown, weight_tile
-from ssdgen.plan.names import EVERY, KEPT, PACKED
+from ssdgen.plan.names import ENDS, EVERY, KEPT, PACKED
 from ssdgen.plan.place import length_line
 from ssdgen.plan.walk import WalkBuilder, channels_of, entry_axes, entry_dtype
 
 ROLE = "fwd_pass_state"
+
+Carried = tuple[ChunkState, Ref, tuple[str, ...]]
+"""A state, the tile that is carried, and the conditions under which a thread block is the one that stores it."""
 
 
 def state_kernel(form: ChunkForm, config: Config, state: ChunkState) -> StateKernel:
@@ -106,12 +111,21 @@ def advance(
         total = carried
 
 
-def keep(builder: WalkBuilder, *carried: tuple[ChunkState, Ref, tuple[str, ...]]) -> When:
-    """Store states at the end of a chunk that is the end of a whole block of tokens, if the caller wants those.
-
-    Each state comes with the tile that is carried and the conditions under which a thread block is the one that stores it.
-    """
+def keep(builder: WalkBuilder, *carried: Carried) -> When:
+    """Store states at the end of a chunk that is the end of a whole block of tokens, if the caller wants those."""
     every = place_blocks(builder)
+    return at_block_end(builder, builder.flag(KEPT, EVERY), every, _kept_stores(builder, carried))
+
+
+def keep_ends(builder: WalkBuilder, *carried: Carried) -> When:
+    """The same behind the walk of a segment, where segments are such blocks: no chunk is asked whether it ends one."""
+    every = place_blocks(builder)
+    stored = If(f"(segment + 1) * {every} <= length", _kept_stores(builder, carried))
+    return When(builder.flag(ENDS, ENDS), (_block(builder, Ref("segment")), stored))
+
+
+def _kept_stores(builder: WalkBuilder, carried: Sequence[Carried]) -> tuple[Statement, ...]:
+    """The stores of states among those that are kept."""
     stores: list[Statement] = []
     for state, tile, conditions in carried:
         name = f"{state.name}_states"
@@ -119,21 +133,27 @@ def keep(builder: WalkBuilder, *carried: tuple[ChunkState, Ref, tuple[str, ...]]
         kept = builder.declare(Parameter(name, "prefixes", name, (batch, BLOCKS, *rest), "f32"))
         store = Store(kept, builder.slots(kept), tile, builder.tile_axes(state.axes))
         stores.append(If(" and ".join(conditions), (store,)) if conditions else store)
-    return at_block_end(builder.flag(KEPT, EVERY), every, tuple(stores))
+    return tuple(stores)
 
 
 def place_blocks(builder: WalkBuilder) -> str:
-    """Declare the tokens of a block at whose end states are kept, and where those lie; the parameter's name."""
-    every = builder.declare(Parameter("every", "scalar", EVERY, dtype="i32"))
-    origin = "first + " if PACKED in builder.parameters else ""
-    builder.place[BLOCKS] = Slot(BLOCKS, f"{origin}end // {every} - 1", "1")
-    return every
+    """Declare the tokens of a block at whose end states are kept, which lie at `block`; the parameter's name."""
+    builder.place[BLOCKS] = Slot(BLOCKS, "block", "1")
+    return builder.declare(Parameter("every", "scalar", EVERY, dtype="i32"))
 
 
-def at_block_end(flag: str, every: str, statements: tuple[Statement, ...]) -> When:
+def at_block_end(builder: WalkBuilder, flag: str, every: str, statements: tuple[Statement, ...]) -> When:
     """`statements`, under a flag, where a chunk is the last of a whole block of `every` tokens."""
-    end = Let(Ref("end"), Apply("add", (mul(Ref("chunk"), Ref("CHUNK")), Ref("CHUNK"))))
-    return When(flag, (end, If(f"end % {every} == 0 and end <= length", statements)))
+    start = mul(Ref("chunk"), Ref("CHUNK"))
+    end = Let(Ref("end"), Apply("add", (start, Ref("CHUNK"))))
+    block = _block(builder, Apply("floordiv", (start, Ref(every))))
+    return When(flag, (end, If(f"end % {every} == 0 and end <= length", (block, *statements))))
+
+
+def _block(builder: WalkBuilder, number: Expr) -> Let:
+    """The place of a sequence's block: of packed ones each has its own first."""
+    packed = PACKED in builder.parameters
+    return Let(Ref("block"), Apply("add", (Ref("first"), number)) if packed else number)
 
 
 def add_input(builder: WalkBuilder, state: Ref, total: Expr, carry: Expr, row: Expr | None, column: Expr) -> Statement:

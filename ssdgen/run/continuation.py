@@ -55,10 +55,12 @@ def continuation_checks(gate: Gate, plan: Plan, call: Call, truth: Truth, device
     for s in layer.states:
         early, late = (x[s.name][:, :1] for x in (before, after))
         yield same(gate, f"tokens from {chunk} on: {s.name} after {chunk}", late, early)
-    wide = Case({**sizes_for(layer, chunk + 1), **several_tiles(layer)}, dtype=dtype, seed=10)
+    wide = Case({**sizes_for(layer, 2 * chunk + 1), **several_tiles(layer)}, dtype=dtype, seed=10)
     inputs = draw(layer, wide, device)
-    ends = [truth(of.tokens(inputs, 0, chunk), wide)]
-    yield from compare(gate, "states, several tiles", of.kept(inputs, {EVERY: chunk})[1], of.stacked(ends, ends[0]))
+    prefixes = [truth(of.tokens(inputs, 0, stop), wide) for stop in (chunk, 2 * chunk)]
+    for every, ends in ((chunk, prefixes), (2 * chunk, prefixes[1:])):  # at the ends of segments or not
+        name = f"states every {every}, several tiles"
+        yield from compare(gate, name, of.kept(inputs, {EVERY: every})[1], of.stacked(ends, ends[0]))
     yield from _packed(of, device)
 
 

@@ -29,8 +29,8 @@ def compile_requests(
 
     Shapes are those of the class that is used most: the declared sizes, a multiple of 16 tokens, one group; every optional
     input once present and once absent; steps and gradients too; with `packed` those for packed sequences, if the plan has
-    any; with `states` those that keep states at the ends of blocks. A dtype that the layer does not take gives nothing.
-    `note` ends every label.
+    any; with `states` those that keep states at the ends of blocks, which segments are or have two of. A dtype that the layer
+    does not take gives nothing. `note` ends every label.
     """
     layer = plan.form.recurrence.layer
     found: dict[CompileRequest, list[str]] = {}
@@ -38,9 +38,9 @@ def compile_requests(
         if not takes(layer, dtype):
             continue
         subsets = _subsets([t.name for t in layer.inputs if t.optional])
-        ways = [(present, False, False) for present in subsets]
-        ways += [((), True, False)] if packed and isinstance(plan.kernels[-1], WalkKernel) else []
-        ways += [((), False, True)] if states else []
+        ways = [(present, False, 0) for present in subsets]
+        ways += [((), True, 0)] if packed and isinstance(plan.kernels[-1], WalkKernel) else []
+        ways += [((), False, chunks) for chunks in ((1, 2) if states else ())]
         for way in ways:
             for request in _launched(plan, module, dtype, *way):
                 found.setdefault(replace(request, label=""), []).append(request.label)
@@ -65,27 +65,27 @@ def _common(labels: list[str]) -> str:
 
 
 def _launched(
-    plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...], packed: bool, states: bool
+    plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...], packed: bool, block: int
 ) -> list[CompileRequest]:
-    """The kernels of one call, with initial states."""
+    """The kernels of one call, with initial states; unless `block` is 0 states are kept at the ends of so many chunks."""
     config = module.CONFIGS[DTYPES[dtype]]
     if hasattr(config, "segments"):  # a sequence this short would be one segment, and leave kernels out
         config = replace(config, segments=2)
-    call, label = _aligned_call(plan, dtype, present, packed, config.chunk if states else 0)
+    call, label = _aligned_call(plan, dtype, present, packed, block * config.chunk)
     return [launch.request for launch in record(module, call, config, label)]
 
 
 def _differentiated(
-    plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...], packed: bool, states: bool
+    plan: Plan, module: ModuleType, dtype: Dtype, present: tuple[str, ...], packed: bool, block: int
 ) -> list[CompileRequest]:
     """The kernels of the gradients of one call, with initial states, where gradients arrive at the final ones too."""
-    call, label = _aligned_call(plan, dtype, present, packed, module.CONFIGS[DTYPES[dtype]].chunk if states else 0)
+    call, label = _aligned_call(plan, dtype, present, packed, block * module.CONFIGS[DTYPES[dtype]].chunk)
     gradients = gradients_of(module)
     if gradients is None:
         return []
     config = replace(gradients.CONFIGS[DTYPES[dtype]], segments=2)  # as in a call of the forward pass
     several = [record_gradients(module, call, config, label)]
-    if not packed and not states:
+    if not packed and not block:
         several.append(record_gradients(module, call, config, f"{label} started", starts_every=config.chunk))
     return [launch.request for launches in several for launch in launches]
 
@@ -113,9 +113,9 @@ def _stepped(plan: Plan, module: ModuleType, dtype: Dtype, subsets: Iterable[tup
 def _aligned_call(
     plan: Plan, dtype: Dtype, present: tuple[str, ...], packed: bool, states_every: int = 0
 ) -> tuple[Call, str]:
-    """A call of two chunks with initial states, and its label."""
+    """A call of four chunks with initial states, and its label."""
     layer = plan.form.recurrence.layer
-    sizes = _aligned(layer, 2 * plan.config.chunk) | ({layer.batch: 1} if packed else {})
+    sizes = _aligned(layer, 4 * plan.config.chunk) | ({layer.batch: 1} if packed else {})
     flags = [name for name, on in (("packed", packed), ("states kept", states_every)) if on]
     label = " ".join([dtype, *(f"with {name}" for name in present), *flags])
     return Call(sizes, dtype, present, initial=True, packed=packed, states_every=states_every), label

@@ -55,9 +55,6 @@ PERIOD = 2048
 SHORT = 64
 """Tokens that are one chunk, whichever of 64 and more a chunk has."""
 
-CHUNKS = 256
-"""Tokens in whole chunks of either pass, whatever those are."""
-
 EVERY = 256
 """Tokens between states that are kept: a multiple of every chunk that a module may choose."""
 
@@ -210,6 +207,8 @@ def _of_module(
         requests += [r for step in several_steps(module, steps) for r in stepped(module, step, device)]
     kept = [replace(call, states_every=EVERY) for call in calls] if "states" in also else []
     requests += [r for call in kept for r in launched(module, call, device)]
+    if kept or "gradients" in also:
+        requests += [r for call in calls for r in kept_at_ends(module, call, device)]
     if "gradients" in also:
         requests += [r for call in (*calls, *kept) for r in differentiated(module, call, device)]
     return Wanted(len(calls), list(dict.fromkeys(requests)), calls)
@@ -285,7 +284,7 @@ def several_steps(module: ModuleType, steps: Iterable[StepCall]) -> Iterator[Ste
 def differentiated(module: ModuleType, call: Call, device: Device) -> tuple[CompileRequest, ...]:
     """The kernels of the gradients of `call` on `device`, for gradients at outputs alone and at final states too: with the
     Config that the module chooses, and whether one block has all heads of a group or several share them, which depends on
-    batch and tokens; and those of the call itself and of its gradients where it keeps states for them."""
+    batch and tokens; and where the call keeps states for them, which `kept_at_ends` has."""
     gradients = gradients_of(module)
     if gradients is None:
         return ()
@@ -295,21 +294,30 @@ def differentiated(module: ModuleType, call: Call, device: Device) -> tuple[Comp
         several = [
             record_gradients(module, call, config, finals=finals) for config in configs for finals in (False, True)
         ]
-        for every in _starts(module, call):
-            several += [
-                record(module, replace(call, states_every=every), None),
-                record_gradients(module, call, None, starts_every=every),
-            ]
+        several += [record_gradients(module, call, None, starts_every=every) for every, _ in _segments(module, call)]
     return tuple(launch.request for launches in several for launch in launches)
 
 
-def _starts(module: ModuleType, call: Call) -> Iterator[int]:
-    """Tokens between the states that calls of the class of `call` keep for their gradients: for there to be one, few or 16."""
-    length = call.sizes[module.LAYER.time]
+def kept_at_ends(module: ModuleType, call: Call, device: Device) -> tuple[CompileRequest, ...]:
+    """The kernels that `call` would launch on `device` if it kept its states at the ends of its segments, as for gradients."""
+    requests: list[CompileRequest] = []
+    for every, segments in _segments(module, call):
+        with assumed(module, device, segments):
+            requests += [launch.request for launch in record(module, replace(call, states_every=every), None)]
+    return tuple(requests)
+
+
+def _segments(module: ModuleType, call: Call) -> Iterator[tuple[int, int]]:
+    """(tokens of a segment, segments) for calls of the class of `call` to have one, few or 16 states at the ends of segments;
+    nothing where a call is packed or has blocks of its own."""
+    length, dtype = call.sizes[module.LAYER.time], dtype_of(module, call, module.LAYER.inputs[0].name)
+    chunk = module.CONFIGS.get(dtype, module.CONFIGS[torch.float32]).chunk
+    chunks = -(-length // chunk)
     for count in (1, 2, 16) if not call.packed and not call.states_every else ():
-        every = length // count // CHUNKS * CHUNKS
-        if every and every < length and length // every == count:
-            yield every
+        for segments in (count, count + 1):
+            every = -(-chunks // segments) * chunk
+            if every < length and length // every == count and -(-length // every) == segments:
+                yield every, segments
 
 
 def stepped(module: ModuleType, call: StepCall, device: Device) -> tuple[CompileRequest, ...]:

@@ -6,6 +6,7 @@ What prefix caches of serving engines rely on: states at the ends of blocks of t
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,8 @@ from ssdgen.ir.report import Gate
 from ssdgen.plan import plan as plan_of
 from ssdgen.plan.settings import configure
 from ssdgen.run.cases import sizes_for
-from ssdgen.run.checks import relative_error
+from ssdgen.run.checks import poisoned_memory, relative_error
+from ssdgen.run.emulate import launch
 from ssdgen.run.inputs import Case, Dtype, Inputs, draw
 from ssdgen.run.load import load
 from tests.cases.subject import BOTH, EXACT, Subject, mamba2_sizes, subject
@@ -207,6 +209,46 @@ def test_states_of_packed_sequences(name: str, run: tuple[Gate, Dtype], cut: lis
     near(between, wanted, RUNS[run])
     for got, want in zip(between, wanted, strict=True):
         assert torch.equal(got.eq(0).flatten(2).all(-1), want.eq(0).flatten(2).all(-1))
+
+
+@pytest.mark.parametrize("name", ["mamba2", "retnet", "linear_attention", "simple_gla", "mlstm"])
+@pytest.mark.parametrize("edges", [None, [0, 52, 52, 150, 197]])
+@pytest.mark.parametrize("length", [6 * CHUNK, 6 * CHUNK + 5])
+def test_blocks_that_are_segments(name: str, edges: list[int] | None, length: int) -> None:
+    """Then a state is stored behind the walk of a segment, also of the last one if that is a whole block; those stored in the
+    walk, of shorter blocks, are the same bit for bit."""
+    of, segment = subject(name), 3 * CHUNK
+    inputs = drawn(of, length if edges is None else edges[-1], "f32")
+    packed: dict[str, Any] = {}
+    if edges is not None:
+        first = {n: x[:1] if of.layer.batch in of.layer.tensor(n).axes else x for n, x in inputs.tensors.items()}
+        states = {n: torch.randn(len(edges) - 1, *x.shape[1:]) for n, x in inputs.states.items()}
+        inputs, packed = replace(inputs, tensors=first, states=states), {"cu_seqlens": torch.tensor(edges)}
+    chunks = -(-(length if edges is None else edges[-1]) // CHUNK)
+    config = replace(of.module.CONFIGS[torch.float32], chunk=CHUNK, segments=-(-chunks // 3), **EXACT)
+    found = {}
+    for every in (segment, CHUNK):
+        flags: list[tuple[bool, bool]] = []
+
+        def noted(kernel: Any, grid: tuple[int, ...], given: Any, into: list[tuple[bool, bool]] = flags) -> None:
+            names = list(inspect.signature(kernel._pyfunc).parameters)
+            if "ENDS" in names:
+                into.append((given[names.index("KEPT")], given[names.index("ENDS")]))
+            launch(kernel, grid, given)
+
+        arguments = Arguments(inputs, {"states_every": every, "config": config, **packed})
+        runtime = importlib.import_module("._runtime", of.module.__package__)
+        with torch.no_grad(), poisoned_memory(), runtime.launcher(noted):
+            found[every] = of.module.forward(**arguments.keywords())
+        assert flags == [(every != segment, every == segment)]
+    values, _, kept = split(of, found[segment])
+    assert all(torch.equal(a, b) for a, b in zip(values, split(of, found[CHUNK])[0], strict=True))
+    for got, finer in zip(kept, split(of, found[CHUNK])[2], strict=True):
+        wanted = torch.zeros_like(got)
+        for start, stop in itertools.pairwise(edges or [0, length]):
+            for block in range((stop - start) // segment):
+                wanted[:, start // segment + block] = finer[:, start // CHUNK + 3 * block + 2]
+        assert torch.equal(got, wanted)
 
 
 def test_gradients_reach_the_tokens_before() -> None:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from generated import _gradients, _runtime, mamba2, mamba2_gradients, simple_gla
+from ssdgen.ir.build import ConstantArg
 from ssdgen.run.checks import BOUNDS, one_thread, poisoned_memory, relative_error
 from ssdgen.run.emulate import launch
 from ssdgen.run.inputs import Case, draw
-from ssdgen.run.recorded import Call, record_gradients
+from ssdgen.run.recorded import Call, record, record_gradients, starts_of
 from ssdgen.spec import load_source, read_layer
 
 GENERATED = Path(mamba2.__file__).parent
@@ -268,6 +269,37 @@ def test_how_many_segments() -> None:
     assert _gradients.segments(0, 32, 192, x) == 1
     assert _gradients.segments(0, 1, 4, x) == 1
     assert _gradients.segments(5, 256, 32, x) == 5
+
+
+@pytest.mark.parametrize(
+    ("sizes", "every"),
+    [
+        ({"b": 4, "t": 16384, "h": 8}, 2048),
+        ({"b": 8, "t": 2048, "h": 24}, 0),
+        ({"b": 4, "t": 4096, "h": 8}, 512),
+        ({"b": 1, "t": 8192, "h": 80}, 43 * 64),
+        ({"b": 4, "t": 16384, "h": 8, "n": 256}, 4096),
+        ({"b": 1, "t": 131072, "h": 64}, 32768),
+        ({"b": 2, "t": 4096, "h": 24, "p": 128}, 13 * 64),
+    ],
+)
+def test_states_are_kept_at_the_ends_of_the_segments_there_are(sizes: dict[str, int], every: int) -> None:
+    """A forward pass walks the same segments as one that keeps nothing, so that its values are the same bit for bit, and asks
+    no chunk whether it ends a block, which would take it out of the compiler's pipeline. Where there is one segment nothing is
+    kept, nor where the caller's Config cuts gradients otherwise."""
+    call = Call({"g": 1, "p": 64, "n": 128, **sizes}, "bf16")
+    assert starts_of(mamba2, call) == every
+    (plain,) = (la for la in record(mamba2, call, None) if la.request.kernel == "walk_out")
+    if every:
+        (walk,) = (
+            la for la in record(mamba2, replace(call, states_every=every), None) if la.request.kernel == "walk_out"
+        )
+        flags = {a.name: a.value for a in walk.request.signature if isinstance(a, ConstantArg)}
+        assert walk.grid == plain.grid
+        assert (flags["KEPT"], flags["ENDS"]) == (False, True)
+        assert starts_of(mamba2, call, replace(mamba2_gradients.CONFIGS[torch.bfloat16], segments=7)) == 0
+    else:
+        assert plain.grid[1] == 1
 
 
 def test_what_int32_does_not_reach_is_left_to_the_portable_form() -> None:

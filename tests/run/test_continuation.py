@@ -39,8 +39,10 @@ def test_what_looks_back_at_an_input_is_skipped() -> None:
 LAST_OF_BLOCK = "end % every == 0 and end <= length"
 ALTERED: dict[str, tuple[Gate, str, str, str]] = {
     "a block that is not whole": ("emulation", "mlstm.py", LAST_OF_BLOCK, "end % every == 0"),
-    "every chunk": ("emulation", "mlstm.py", LAST_OF_BLOCK, "end <= length"),
-    "another tile of rows": ("emulation", "mlstm.py", "head, p_tile, 0),\n", "head + 0 * p_tile, 0, 0),\n"),
+    "the block before": ("emulation", "mlstm.py", "CHUNK // every", "CHUNK // every - 1"),
+    "another tile of rows": ("emulation", "mlstm.py", "block, head, p_tile, 0)", "block, head, 0 * p_tile, 0)"),
+    "a segment that is not whole": ("emulation", "mlstm.py", "if (segment + 1) * every <= length:", "if True:"),
+    "the segment after": ("emulation", "mlstm.py", "first + segment", "first + segment + 1"),
     "another row's sequence": ("emulation", "mlstm.py", "first = start // every", "first = 0"),
     "a vector from the blocks of every row": ("emulation", "mlstm.py", " " * 16 + "if p_tile == 0:", " " * 16 + "if True:"),
     "a state of a part of the chunk": ("emulation", "mamba2.py", "(decay_end - decay_sum_tile))  #", "(decay_end))  #"),

@@ -21,13 +21,14 @@ from ssdgen.files import write_all
 from ssdgen.ir.build import ArrayArg
 from ssdgen.run import warm as warm_module
 from ssdgen.run.load import load_file
-from ssdgen.run.recorded import Call, StepCall, blank, record, record_gradients, recording
+from ssdgen.run.recorded import Call, StepCall, blank, record, record_gradients, recording, starts_of
 from ssdgen.run.tune.compile import Compiler
-from ssdgen.run.tune.device import H200
+from ssdgen.run.tune.device import H200, assumed
 from ssdgen.run.warm import (
     EVERY,
     calls_of,
     differentiated,
+    kept_at_ends,
     launched,
     module_path,
     near,
@@ -205,6 +206,24 @@ def test_gradients_of_any_length_are_compiled(mamba2: ModuleType) -> None:
             call = Call({**SIZES, "t": tokens}, "bf16", present, (("D", 1), ("dt_bias", 0)), initial)
             launches = record_gradients(mamba2, call, finals=finals)
             assert {launch.request for launch in launches} <= warmed, (tokens, present, initial, finals)
+
+
+def test_states_kept_for_gradients_are_warmed(mamba2: ModuleType) -> None:
+    """What a call of any length launches that keeps its states at the ends of its segments, and the gradients from those."""
+    calls = list(calls_of(mamba2, [{"b": 2, "h": 8, "t": 4096}], ["bf16"]))
+    warmed = {r for call in calls for r in (*kept_at_ends(mamba2, call, H200), *differentiated(mamba2, call, H200))}
+    kept = 0
+    for tokens, batch, heads in ((4096, 2, 8), (3001, 2, 24), (16384, 4, 8), (9999, 3, 8), (65536, 2, 24)):
+        for present in ((), ("z",)):
+            call = Call({**SIZES, "t": tokens, "b": batch, "h": heads}, "bf16", present, (("D", 1), ("dt_bias", 0)))
+            with assumed(mamba2, H200):
+                every = starts_of(mamba2, call)
+                kept += every > 0
+                launches = record(mamba2, replace(call, states_every=every), None)
+                launches += record_gradients(mamba2, call, starts_every=every)
+            walks = {la.request for la in launches if la.request.kernel in ("walk_out", "entry_states")}
+            assert walks <= warmed, (tokens, batch, heads, present)
+    assert kept >= 8
 
 
 def test_several_steps_and_kept_states(mamba2: ModuleType) -> None:

@@ -229,7 +229,7 @@ def _kept(builder: WalkBuilder, adj: StateAdjoint, state: ChunkState, carried: R
     kept = builder.declare(Parameter(name, "prefixes", name, (batch, BLOCKS, *rest), "f32"))
     tile = Ref(builder.names.fresh(f"{kept}_tile"), carried.axes)
     added = (builder.load_tile(kept, tile), Let(carried, Apply("add", (carried, tile))))
-    return at_block_end(builder.flag(KEPT, name), every, added)
+    return at_block_end(builder, builder.flag(KEPT, name), every, added)
 
 
 def _placed(

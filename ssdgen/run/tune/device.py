@@ -44,10 +44,11 @@ H200 = Device("NVIDIA H200", "sm_90", MULTIPROCESSORS, 60 << 20, RATES.bandwidth
 """What is assumed where there is no GPU."""
 
 
-def assumed(module: ModuleType, device: Device) -> AbstractContextManager[None]:
-    """Within, calls of an emitted module on the CPU are configured and cut as on `device`."""
+def assumed(module: ModuleType, device: Device, segments: int = 0) -> AbstractContextManager[None]:
+    """Within, calls of an emitted module on the CPU are configured and cut as on `device`, unless `segments` is 0 into so many
+    segments."""
     tuning: Any = importlib.import_module("._tuned", module.__package__)
-    context: AbstractContextManager[None] = tuning.assumed(tuning.Gpu(device.name, device.multiprocessors))
+    context: AbstractContextManager[None] = tuning.assumed(tuning.Gpu(device.name, device.multiprocessors), segments)
     return context
 
 
