@@ -22,7 +22,8 @@ def away_from_bends(
     its mean size, bool, dimensions in the order of the output's axes, of length 1 for those that do not matter.
 
     `outputs_of` gives the outputs of a layer for the inputs in question, float64, dimensions in the order of their axes. Bends
-    in inputs alone are left out: everyone has the same inputs.
+    in inputs alone are left out: everyone has the same inputs. So are outputs of which less than half is away from its bends:
+    a check that asks for nothing would pass.
     """
     pairs = {o.name: list(_meeting(layer, o)) for o in layer.outputs}
     added = tuple(side for several in pairs.values() for pair in several for side in pair)
@@ -33,7 +34,7 @@ def away_from_bends(
             a, b = values[left.name], values[right.name]
             apart = _as_in(output.axes, (a - b).abs() > margin * (a.abs() + b.abs()).mean(), left.axes)
             found[output.name] = found.get(output.name, torch.ones_like(apart)) & apart
-    return found
+    return {name: apart for name, apart in found.items() if 2 * apart.sum() >= apart.numel()}
 
 
 def _meeting(layer: Layer, output: Output) -> Iterator[Pair]:

@@ -68,8 +68,8 @@ def test_every_operation_that_bends(output: str, meeting: Callable[[Tensor], lis
 
 
 def test_what_bends_in_inputs_alone_is_asked_for() -> None:
-    """And an output without any bend: of neither is anything left out."""
-    for output in ("S[t] . q", "max(v, 1) + S[t] . q"):
+    """And an output without any bend, and one that is at its bend everywhere: of none is anything left out."""
+    for output in ("S[t] . q", "max(v, 1) + S[t] . q", "max(S[t] . q, S[t] . q)"):
         layer = read_layer(Source("bent.ssd", SPEC.replace("{output}", output)))
         assert away(layer, {n: torch.randn(2, 9, 3, 8) for n in ("q", "k", "v")}, 0.1) == {}
 
