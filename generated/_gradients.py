@@ -124,12 +124,10 @@ class Gradients:
         every = per_segment * forward.chunk
         if count == 1 or every % config.chunk or config.segments not in (0, count):
             return None
-        chunks, walks = (
-            _rt.ceil_div(size[layer.time], config.chunk),
-            walks * _tiles(size, channels, config, "state_tile"),
-        )
-        own = segments(0, chunks, walks, leader)
-        kept, again = (_walk_cost(n, chunks, walks, BLOCKS * processors) for n in (count, own))
+        chunks = _rt.ceil_div(size[layer.time], config.chunk)
+        blocks = walks * _tiles(size, channels, config, "state_tile")
+        own = segments(0, chunks, blocks, leader)
+        kept, again = (_walk_cost(n, chunks, blocks, BLOCKS * processors) for n in (count, own))
         return every if STARTED * kept <= again else None
 
     def _wholes(self, inputs: Sequence[Tensor | None], found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -208,29 +206,33 @@ class Gradients:
         whole = self._wholes(inputs, found)
         return (*whole, *(None if s is None else x for s, x in zip(states, first, strict=True)))
 
+    def _chosen(self, config: Any, inputs: Mapping[str, Tensor | None], size: Mapping[str, int], sequences: Any) -> Any:
+        """The caller's Config, else what a tuning table has for a call's gradients, else the default."""
+        return self._looked_up(config, self.configs, inputs, size, {"packed": sequences, _tuned.GRADIENTS: True}, ())
+
     def _chosen_forward(self, config: Any, inputs: Mapping[str, Tensor | None], size: Mapping[str, int]) -> Any:
         """The Config of the forward pass: the caller's, else what it chooses itself."""
         module = importlib.import_module(self._launch.__module__.removesuffix("_gradients"))
-        dtypes = tuple(x.dtype for name in self._keyed if (x := inputs[name]) is not None)
-        leader = inputs[self.leader]
-        assert leader is not None
-        return _tuned.chosen(
-            self.layer, config, module.CONFIGS, digest=self._digest, variant=self._variant,
-            present=_tuned.present({i.name: inputs[i.name] for i in self.layer.inputs if i.optional}), size=size,
-            dtypes=dtypes, x=leader,
-        )  # fmt: skip
+        return self._looked_up(config, module.CONFIGS, inputs, size, {}, None)
 
-    def _chosen(self, config: Any, inputs: Mapping[str, Tensor | None], size: Mapping[str, int], sequences: Any) -> Any:
-        """The caller's Config, else what a tuning table has for a call's gradients, else the default."""
+    def _looked_up(
+        self,
+        config: Any,
+        configs: Mapping[torch.dtype, Any],
+        inputs: Mapping[str, Tensor | None],
+        size: Mapping[str, int],
+        modes: Mapping[str, Any],
+        rules: Sequence[_tuned.Rule] | None,
+    ) -> Any:
+        """The Config of a call, by what is keyed of it."""
         keyed = [inputs[name] for name in self._keyed]
-        dtypes = tuple(x.dtype for x in keyed if x is not None)
-        optional = {i.name: inputs[i.name] for i in self.layer.inputs if i.optional}
-        present = (*_tuned.present({**optional, "packed": sequences}), _tuned.GRADIENTS)
         leader = keyed[0]
         assert leader is not None
+        optional = {i.name: inputs[i.name] for i in self.layer.inputs if i.optional}
         return _tuned.chosen(
-            self.layer, config, self.configs, digest=self._digest, variant=self._variant, present=present, size=size,
-            dtypes=dtypes, x=leader, rules=(),
+            self.layer, config, configs, digest=self._digest, variant=self._variant,
+            present=_tuned.present({**optional, **modes}), size=size,
+            dtypes=tuple(x.dtype for x in keyed if x is not None), x=leader, rules=rules,
         )  # fmt: skip
 
     def _cut(

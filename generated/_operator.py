@@ -4,8 +4,8 @@ The operator is the function itself, which an outer call passes its arguments on
 only differentiates it, a torch.autograd.Function does the same in less time, and where nobody does either, there is neither.
 The gradients are an operator too, of the kernels in the module of gradients. Where there are none, and for more elements than
 int32 reaches, gradients are those of the portable form, computed in float32 (with plain torch on the same device), block by
-block of tokens from the last one back. Beyond the inputs little is stored for the kernels, the states that short segments begin
-with, and nothing for the others; the states at which chunks or blocks begin are computed again by kernels.
+block of tokens from the last one back. Beyond the inputs little is stored for the kernels, the states at the ends of the
+forward pass's segments, and nothing for the others; the states at which chunks or blocks begin are computed again by kernels.
 
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """

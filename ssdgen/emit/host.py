@@ -15,7 +15,7 @@ from ssdgen.ir.layer import INFINITY, Output, State, Tensor
 from ssdgen.ir.plan import GroupKernel, Kernel, OutputKernel, Parameter, Plan, TokenKernel, WalkKernel
 from ssdgen.ir.portable import PortableInput, PortableOutput
 from ssdgen.ir.schedule import PRODUCTS
-from ssdgen.plan.names import ENDS, EVERY, host_scope, key_inputs
+from ssdgen.plan.names import EVERY, host_scope, key_inputs
 
 PACKINGS = ("cu_seqlens", "seq_idx", "mask")
 """The arguments of `forward` that cut its tokens into sequences."""
@@ -142,7 +142,7 @@ class Host:
             "plan_sizes": self._sizes(list(plan.kernels)),
             "cut": f"_cut.cut({sizes}, {wanted}, {blocks}, {column}, sequences, {self.host(plan.leader)})",
             "sharing": self._sharing(),
-            "ends": self._keeps_ends(),
+            "ends": self._at_ends(),
             "workspaces": workspaces(self._plan, self._names, self.host(plan.leader)),
             "launches": self._launches(plan.kernels),
         }
@@ -329,21 +329,21 @@ class Host:
             case "state" | "kept" | "slots" | "arriving" | "gradient":
                 raise ValueError(f"`{p.name}` is a parameter of steps or of gradients alone")
 
-    def _keeps_ends(self) -> str:
-        """The host expression of whether states are kept at the ends of segments alone; empty if no kernel does that."""
-        kept = f"{self.prefixes(self._layer.states[0].name)} is not None"
-        flags = {p.argument for k in self._plan.kernels for p in k.parameters if p.role == "flag"}
-        return f"{kept} and {EVERY} == cut.per_segment * config.chunk" if ENDS in flags else ""
+    def _between(self) -> str:
+        """The host expression of whether states are kept between the first and the last."""
+        return f"{self.prefixes(self._layer.states[0].name)} is not None"
+
+    def _at_ends(self) -> str:
+        """The host expression of whether those are the states at the ends of segments; empty if no kernel asks."""
+        asked = any((p.role, p.argument) == ("flag", "ends") for k in self._plan.kernels for p in k.parameters)
+        return f"{self._between()} and {EVERY} == cut.per_segment * config.chunk" if asked else ""
 
     def _flag(self, argument: str) -> str:
         """The host expression that sets a flag."""
-        if argument == "shared":
+        if argument in ("shared", "ends"):
             return argument
         if argument == EVERY:
-            kept = f"{self.prefixes(self._layer.states[0].name)} is not None"
-            return f"{kept} and not ends" if self._keeps_ends() else kept
-        if argument == ENDS:
-            return "ends"
+            return f"{self._between()} and not ends" if self._at_ends() else self._between()
         states = {f"{s.name}0": self.initial(s.name) for s in self._layer.states}
         name = "sequences" if argument == "sequences" else states.get(argument) or self.host(argument)
         return f"{name} is not None"

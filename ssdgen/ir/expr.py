@@ -220,7 +220,14 @@ def _fold(op: str, args: tuple[Expr, ...], empty: Expr) -> Expr:
     return total
 
 
-_INFIX = {"add": (1, " + "), "sub": (1, " - "), "mul": (2, " * "), "div": (2, " / "), "pow": (4, "^")}
+_INFIX = {
+    "add": (1, " + "),
+    "sub": (1, " - "),
+    "mul": (2, " * "),
+    "div": (2, " / "),
+    "floordiv": (2, " // "),
+    "pow": (4, "^"),
+}
 
 
 def to_text(expr: Expr, time: str = "t") -> str:

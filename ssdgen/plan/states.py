@@ -121,7 +121,7 @@ def keep_ends(builder: WalkBuilder, *carried: Carried) -> When:
     """The same behind the walk of a segment, where segments are such blocks: no chunk is asked whether it ends one."""
     every = place_blocks(builder)
     stored = If(f"(segment + 1) * {every} <= length", _kept_stores(builder, carried))
-    return When(builder.flag(ENDS, ENDS), (_block(builder, Ref("segment")), stored))
+    return When(builder.flag(ENDS, "ends"), (_block(builder, Ref("segment")), stored))
 
 
 def _kept_stores(builder: WalkBuilder, carried: Sequence[Carried]) -> tuple[Statement, ...]:

@@ -53,7 +53,7 @@ def _meeting(layer: Layer, output: Output) -> Iterator[Pair]:
 
 
 def _sides(e: Apply) -> tuple[tuple[Expr, Expr], ...]:
-    """What the derivative of `e` jumps by where it meets."""
+    """Pairs of values, at whose meeting the derivative of `e` jumps."""
     match e.op, e.args:
         case (("max" | "min"), (a, b)):
             return ((a, b),)
