@@ -133,7 +133,7 @@ def pieces(
 
 def run(
     layer: _rt.Layer,
-    launch: Callable[..., None],
+    launch: Callable[..., tuple[Tensor, ...]],
     sequences: _packed.Sequences | None,
     inputs: tuple[Tensor | None, ...],
     scalars: tuple[float, ...],
@@ -141,9 +141,11 @@ def run(
     size: Mapping[str, int],
     config: Any,
     every: int | None,
+    keep: bool,
 ) -> tuple[Tensor, ...]:
-    """Compute a checked call with kernels: outputs and final states, `launch`ed on tensors that int32 reaches; last, unless
-    `every` is None, the states at the ends of blocks of so many tokens."""
+    """Compute a checked call with kernels: outputs and final states, `launch`ed on tensors that int32 reaches; then, unless
+    `every` is None, the states at the ends of blocks of so many tokens; last, of a call of whole sequences in one piece from
+    which gradients should `keep` it, what the launch returns."""
     _rt.check_kernels(layer.name, (*inputs, *states))
     if sequences is not None and sequences.whole:
         sequences = None
@@ -167,8 +169,8 @@ def run(
     else:
         cuts = list(pieces(layer, size, every or config.chunk, (*inputs, *outputs)))
         if len(cuts) == 1:
-            launch(*inputs, *scalars, *states, *outputs, *finals, *blocks(), None, config)
-            return (*outputs, *finals, *kept)
+            tokens = launch(*inputs, *scalars, *states, *outputs, *finals, *blocks(), None, config)
+            return (*outputs, *finals, *kept, *(tokens if keep else ()))
         for rows, now in cuts:
             initial = (
                 [s if s is None else s[rows] for s in states] if not now.start else [f[rows].clone() for f in finals]

@@ -5,13 +5,15 @@ only differentiates it, a torch.autograd.Function does the same in less time, an
 The gradients are an operator too, of the kernels in the module of gradients. Where there are none, and for more elements than
 int32 reaches, gradients are those of the portable form, computed in float32 (with plain torch on the same device), block by
 block of tokens from the last one back. Beyond the inputs little is stored for the kernels, the states at the ends of the
-forward pass's segments, and nothing for the others; the states at which chunks or blocks begin are computed again by kernels.
+forward pass's segments and the scalars of tokens, and nothing for the others; the states at which chunks or blocks begin are
+computed again by kernels.
 
 Copied verbatim beside the modules that ssdgen emits; it imports nothing of ssdgen.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +54,9 @@ class Operator:
     ) -> None:
         self._layer, self._checked, self._configs, self._leader = layer, checked, configs, leader
         self._module = forward.__module__
-        self._calls = _replay.Calls(checked, configs, len(layer.inputs), len(layer.scalars), absent=len(SPECIAL))
+        arguments = configs, len(layer.inputs), len(layer.scalars), len(SPECIAL)
+        self._calls = _replay.Calls(checked, *arguments)
+        self._keeping = _replay.Calls(functools.partial(checked, keep=True), *arguments)
         parameters = inspect.signature(forward).parameters.values()
         self._names = [p.name for p in parameters]
         self._kinds = [KINDS[p.annotation] for p in parameters]
@@ -74,7 +78,7 @@ class Operator:
         operator.register_fake(self._fake)
         operator.register_autograd(self._differentiate, setup_context=self._save)
         self._operator = getattr(getattr(torch.ops, NAMESPACE), name.partition("::")[2]).default
-        self._starts: dict[Any, int | None] = {}
+        self._kept: dict[Any, tuple[int | None, int | None]] = {}
         self._kernels: Any = self._gradient_operator(name) if _gradients.beside(self._module) else None
 
     def _gradient_operator(self, name: str) -> Any:
@@ -194,10 +198,10 @@ class Operator:
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         self._keep(ctx, inputs)
 
-    def _keep(self, ctx: Any, inputs: Sequence[Any], starts: Sequence[Tensor] = ()) -> None:
-        """Keep a call's arguments for its gradients, and the states that segments of its walk begin with."""
+    def _keep(self, ctx: Any, inputs: Sequence[Any], kept: Sequence[Tensor] = ()) -> None:
+        """Keep a call's arguments for its gradients, and what else `run` has for them."""
         ctx.places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
-        ctx.save_for_backward(*(inputs[i] for i in ctx.places), *starts)
+        ctx.save_for_backward(*(inputs[i] for i in ctx.places), *kept)
         ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
         ctx.set_materialize_grads(False)
 
@@ -209,51 +213,68 @@ class Operator:
         return tuple(g if n else None for g, n in zip(found, needed, strict=True))
 
     def run(self, ctx: Any, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """The values of a call, and what its gradients need kept."""
-        ctx.starts_every = every = self._starts_every(arguments)
-        if every is None:
+        """The values of a call; what its gradients read besides its arguments is kept."""
+        ctx.kept = every, chunk = self._keeps(arguments)
+        if every is None and chunk is None:
             values: tuple[Tensor, ...] = self._calls(*arguments)
             self._keep(ctx, arguments)
             return values
-        values = self._calls(*arguments[:-2], every, arguments[-1])
-        states = len(self._layer.states)
-        self._keep(ctx, arguments, values[-states:])
-        return values[:-states]
+        values = self.keeping(arguments, every, chunk)
+        end = len(self._layer.outputs) + len(self._layer.states)
+        self._keep(ctx, arguments, values[end:])
+        return values[:end]
 
-    def _starts_every(self, arguments: Sequence[Any]) -> int | None:
-        """Of how many tokens the segments are whose first states are kept for gradients; None if none are."""
+    def keeping(self, arguments: Sequence[Any], every: int | None, chunk: int | None) -> tuple[Tensor, ...]:
+        """`forward` of all its arguments, and then what is kept for gradients: the states `every` so many tokens, and the
+        scalars of tokens if there is a `chunk` for them."""
+        calls = self._calls if chunk is None else self._keeping
+        values: tuple[Tensor, ...] = calls(*arguments[:-2], every, arguments[-1])
+        return values
+
+    def kept(self, values: Sequence[Tensor], every: int | None, chunk: int | None) -> dict[str, Any]:
+        """What gradients take of what `keeping` kept, in the order of its values."""
+        starts = 0 if every is None else len(self._layer.states)
+        states = {"starts": values[:starts], "starts_every": every}
+        return {**states, "decays": values[starts:], "decays_chunk": chunk}
+
+    def _keeps(self, arguments: Sequence[Any]) -> tuple[int | None, int | None]:
+        """Of how many tokens the segments are whose first states are kept for gradients, and the chunks whose scalars of tokens
+        are; None if none are."""
         *before, every, config = arguments
         special = every is not None or any(x is not None for x in before[-3:])
         if self._kernels is None or special or not (config is None or isinstance(config, type(self._configs[_rt.F32]))):
-            return None
+            return None, None
         tensors = arguments[: len(self._specs)]
         key = (
             config,
             _tuned.edition(),
             *((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else None for x in tensors),
         )
-        if key not in self._starts:
-            if len(self._starts) >= _replay.MOST:
-                self._starts.clear()
+        if key not in self._kept:
+            if len(self._kept) >= _replay.MOST:
+                self._kept.clear()
             layer, inputs, scalars = self._layer, len(self._specs), len(self._layer.scalars)
             given = {i.name: arguments[at] for i, at in zip(layer.inputs, self._inputs, strict=True)}
             numbers = dict(zip((s.name for s in layer.scalars), arguments[inputs : inputs + scalars], strict=True))
             states = dict(zip(layer.states, arguments[inputs + scalars :], strict=False))
             size, _ = _packed.check(layer, given, states, numbers, (None, None, None))
-            self._starts[key] = _gradients.of(self._module).starts_every(list(given.values()), size, config)
-        return self._starts[key]
+            gradients, tensors = _gradients.of(self._module), list(given.values())
+            self._kept[key] = (
+                gradients.starts_every(tensors, size, config), gradients.decays_chunk(tensors, size, config)
+            )  # fmt: skip
+        return self._kept[key]
 
     def differentiate(self, ctx: Any, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
         """The gradients of those tensors of a call that are `needed`, for those that arrive at its values."""
-        (given, starts), places = self._given(ctx), ctx.places
-        found = self._by_kernels(given, grads, starts, ctx.starts_every)
+        (given, kept), places = self._given(ctx), ctx.places
+        found = self._by_kernels(given, grads, self.kept(kept, *ctx.kept))
         if found is None:
             names = [self._names[i] for i, n in zip(places, needed, strict=True) if n]
             found = self._portably(given, grads, names)
         return [found[i] if n else None for i, n in zip(places, needed, strict=True)]
 
     def _given(self, ctx: Any) -> tuple[list[Any], Sequence[Tensor]]:
-        """The arguments of a call, and the states that were kept for its gradients."""
+        """The arguments of a call, and what else was kept for its gradients."""
         if torch.is_grad_enabled():
             raise NotImplementedError(
                 f"{self._layer.name}: a gradient of kernels cannot be differentiated again; compute on the CPU, or leave out"
@@ -265,7 +286,7 @@ class Operator:
         return given, saved[len(ctx.places) :]
 
     def _by_kernels(
-        self, given: list[Any], grads: Sequence[Tensor | None], starts: Sequence[Tensor], starts_every: int | None
+        self, given: list[Any], grads: Sequence[Tensor | None], kept: Mapping[str, Any]
     ) -> list[Tensor | None] | None:
         """The gradients of the arguments of a call; None for a call that has something which kernels lack."""
         if self._kernels is None or not _rt.runs_kernels(given[self._inputs[0]]):
@@ -276,8 +297,7 @@ class Operator:
         found = _gradients.of(self._module)(
             [given[i] for i in inputs], given[len(inputs) : end], given[end : end + states], edges,
             grads[:outputs], grads[outputs : outputs + states],
-            seq_idx=seq_idx, mask=mask, states_every=every, kept=grads[outputs + states :], starts=starts,
-            starts_every=starts_every,
+            seq_idx=seq_idx, mask=mask, states_every=every, kept=grads[outputs + states :], **kept,
         )  # fmt: skip
         if found is None:
             return None

@@ -23,6 +23,7 @@ from ._launch import launcher as launcher
 from ._launch import portable as portable
 from ._launch import portable_wanted as portable_wanted
 from ._launch import runs_kernels as runs_kernels
+from ._launch import several as several
 from ._launch import stream as stream
 
 Axes = tuple[str, ...]

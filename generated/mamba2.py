@@ -452,9 +452,9 @@ def forward(
 def _checked(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, dt_bias: Tensor | None, z: Tensor | None,
     dt_min: float, dt_max: float, S0: Tensor | None, cu_seqlens: Tensor | None, seq_idx: Tensor | None,
-    mask: Tensor | None, states_every: int | None, config: Config | None,
+    mask: Tensor | None, states_every: int | None, config: Config | None, keep: bool = False,
 ) -> tuple[Tensor, ...]:
-    """`forward` of what nobody differentiates."""
+    """`forward` of what nobody differentiates; last, to `keep` for gradients, what the kernels have of each token."""
     size, sequences = _packed.check(
         LAYER,
         {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "dt_bias": dt_bias, "z": z},
@@ -479,7 +479,7 @@ def _checked(
     if _rt.runs_kernels(x):
         return _cut.run(
             LAYER, _segmented, sequences, (x, dt, A, B, C, D, dt_bias, z), (float(dt_min), float(dt_max)), (S0,), size,
-            config, states_every,
+            config, states_every, keep,
         )
     if S0 is None:
         S0 = _packed.zeros(LAYER, "S", size, x)
@@ -505,8 +505,10 @@ def _segmented(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None, dt_min: float,
     dt_max: float, S0: Tensor | None, y: Tensor, S_final: Tensor, S_states: Tensor | None, states_every: int,
     sequences: _packed.Sequences | None, config: Config,
-) -> None:
-    """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
+) -> tuple[Tensor, ...]:
+    """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place.
+    Returns what gradients read of each token too.
+    """
     size_h, size_p, size_n, size_g, size_b, size_t = (
         x.shape[2], x.shape[3], B.shape[3], B.shape[2], x.shape[0], x.shape[1]
     )
@@ -520,9 +522,7 @@ def _segmented(
     ends = S_states is not None and states_every == cut.per_segment * config.chunk
     # step[b h t]: weight step
     # decay_sum[b h t]: running sum of A * step * LOG2E within a chunk
-    step, decay_sum = _rt.empty(
-        (2, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device
-    ).unbind()
+    step, decay_sum = _rt.several(2, (cut.lanes, size_h, cut.slots * config.chunk), x)
     # shared_scores[b g t t]: C . B of each token and those before it in a chunk, over the token's scale
     shared_scores = _rt.empty(
         (cut.lanes, size_g, cut.slots * config.chunk if shared else 4, config.chunk),
@@ -589,6 +589,7 @@ def _segmented(
         ),
         early=True,
     )
+    return step, decay_sum
 
 
 @_rt.without_autocast

@@ -38,6 +38,7 @@ Emitted by ssdgen; the gradients of a chunk of L tokens from d_y, d_S_end:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cuda.tile as ct
@@ -559,12 +560,12 @@ def token_gradients(
 def launch(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None, dt_min: float,
     dt_max: float, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None, d_S_states: Tensor | None,
-    states_every: int, S_starts: Tensor | None, starts_every: int, d_S0: Tensor, sequences: _packed.Sequences | None,
-    config: Config,
+    states_every: int, S_starts: Tensor | None, starts_every: int, decays: Sequence[Tensor], d_S0: Tensor,
+    sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
-    as blocks leave them, None for one that is 0; those of initial states are written in place. With the states at
-    the ends of blocks of `starts_every` tokens, if the forward pass kept them, segments are those blocks.
+    as blocks leave them, None for one that is 0; those of initial states are written in place. Where a forward pass
+    kept them, segments of `starts_every` tokens begin with its states, and scalars of tokens are its `decays`.
     """
     size_h, size_p, size_b, size_t, size_n, size_g = (
         x.shape[2], x.shape[3], x.shape[0], x.shape[1], B.shape[3], B.shape[2]
@@ -580,9 +581,7 @@ def launch(
     shares = _gradients.shares(config.shares, cut.lanes * cut.slots * size_g, size_h // size_g, x)
     # step[b h t]: weight step
     # decay_sum[b h t]: running sum of A * step * LOG2E within a chunk
-    step, decay_sum = _rt.empty(
-        (2, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=x.device
-    ).unbind()
+    step, decay_sum = decays or _rt.several(2, (cut.lanes, size_h, cut.slots * config.chunk), x)
     # S_entry[b h chunk p n]: the state S that enters each chunk
     # d_S_end[b h chunk p n]: the gradient of the state S at the end of each chunk
     S_entry, d_S_end = _rt.empty(
@@ -612,15 +611,16 @@ def launch(
     d_D_part = _gradients.parts((cut.lanes, cut.slots, size_h, 1 if flat_D else size_p), sequences, D)
     d_dt_bias_part = _gradients.parts((cut.lanes, cut.slots, size_h), sequences, dt_bias)
     d_z = None if z is None else _gradients.memory(z, sequences)
-    _rt.launch(
-        stream,
-        _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
-        (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
-        (
-            dt, A, dt_bias, step, decay_sum, cut.chunk_table, dt_min, dt_max, config.chunk, config.tile_h,
-            sequences is not None,
-        ),
-    )
+    if not decays:
+        _rt.launch(
+            stream,
+            _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
+            (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
+            (
+                dt, A, dt_bias, step, decay_sum, cut.chunk_table, dt_min, dt_max, config.chunk, config.tile_h,
+                sequences is not None,
+            ),
+        )
     # decay_oldest, decay_newest[segment b h]: the chunks that each segment remembers from and reaches to
     decay_oldest, decay_newest = _reach.reaches(stream, decay_sum, cut, config.chunk, sequences is not None)
     if S_starts is None:

@@ -199,7 +199,10 @@ def forward(
     (y,), (S,) = _rt.walk(
         chunks,
         (S,),
-        ((decay_log2, 3), (late, 3), (step, 3), (keep, 3), (B_before, 2), (x_before, 3), (B, 2), (x, 3), (C, 2), (z, 3)),
+        (
+            (decay_log2, 3), (late, 3), (step, 3), (keep, 3), (B_before, 2), (x_before, 3), (B, 2), (x, 3), (C, 2),
+            (z, 3),
+        ),
         ((3, (size["b"], size["g"], size["h"] // size["g"], size["t"], size["p"]), call.outputs["y"]),),
         size["t"],
         chunk,

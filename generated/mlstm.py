@@ -463,9 +463,9 @@ def forward(
 def _checked(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C0: Tensor | None, N0: Tensor | None,
     cu_seqlens: Tensor | None, seq_idx: Tensor | None, mask: Tensor | None, states_every: int | None,
-    config: Config | None,
+    config: Config | None, keep: bool = False,
 ) -> tuple[Tensor, ...]:
-    """`forward` of what nobody differentiates."""
+    """`forward` of what nobody differentiates; last, to `keep` for gradients, what the kernels have of each token."""
     size, sequences = _packed.check(
         LAYER,
         {"q": q, "k": k, "v": v, "i": i, "f": f},
@@ -479,7 +479,7 @@ def _checked(
     )
     _blocks.check(LAYER, states_every, config.chunk, mask)
     if _rt.runs_kernels(v):
-        return _cut.run(LAYER, _segmented, sequences, (q, k, v, i, f), (), (C0, N0), size, config, states_every)
+        return _cut.run(LAYER, _segmented, sequences, (q, k, v, i, f), (), (C0, N0), size, config, states_every, keep)
     if C0 is None:
         C0 = _packed.zeros(LAYER, "C", size, v)
     if N0 is None:
@@ -506,8 +506,10 @@ def _segmented(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C0: Tensor | None, N0: Tensor | None, y: Tensor,
     C_final: Tensor, N_final: Tensor, C_states: Tensor | None, N_states: Tensor | None, states_every: int,
     sequences: _packed.Sequences | None, config: Config,
-) -> None:
-    """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
+) -> tuple[Tensor, ...]:
+    """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place.
+    Returns what gradients read of each token too.
+    """
     size_h, size_p, size_n, size_b, size_t = q.shape[2], v.shape[3], q.shape[3], q.shape[0], q.shape[1]
     q, k, v, i, f = (_rt.indexable(v) for v in (q, k, v, i, f))
     cut = _cut.cut(
@@ -518,9 +520,7 @@ def _segmented(
     ends = C_states is not None and states_every == cut.per_segment * config.chunk
     # write[b h t]: weight write
     # decay_sum[b h t]: running sum of logsigmoid(f) * LOG2E within a chunk
-    write, decay_sum = _rt.empty(
-        (2, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device
-    ).unbind()
+    write, decay_sum = _rt.several(2, (cut.lanes, size_h, cut.slots * config.chunk), v)
     # C_part[b h segment n p]: the state C that each segment would end with if it began at zero
     C_part = _rt.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=v.device)
     # C_left[segment b h]: the sum of the log2 decays of C over each segment
@@ -573,6 +573,7 @@ def _segmented(
         ),
         early=True,
     )
+    return write, decay_sum
 
 
 @_rt.without_autocast

@@ -39,6 +39,7 @@ Emitted by ssdgen; the gradients of a chunk of L tokens from d_y, d_C_end, d_N_e
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cuda.tile as ct
@@ -809,12 +810,12 @@ def token_gradients(
 def launch(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C0: Tensor | None, N0: Tensor | None, d_y: Tensor,
     d_C_final: Tensor | None, d_N_final: Tensor | None, d_C_states: Tensor | None, d_N_states: Tensor | None,
-    states_every: int, C_starts: Tensor | None, N_starts: Tensor | None, starts_every: int, d_C0: Tensor, d_N0: Tensor,
-    sequences: _packed.Sequences | None, config: Config,
+    states_every: int, C_starts: Tensor | None, N_starts: Tensor | None, starts_every: int, decays: Sequence[Tensor],
+    d_C0: Tensor, d_N0: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
-    as blocks leave them, None for one that is 0; those of initial states are written in place. With the states at
-    the ends of blocks of `starts_every` tokens, if the forward pass kept them, segments are those blocks.
+    as blocks leave them, None for one that is 0; those of initial states are written in place. Where a forward pass
+    kept them, segments of `starts_every` tokens begin with its states, and scalars of tokens are its `decays`.
     """
     size_b, size_t, size_h, size_p, size_n = q.shape[0], q.shape[1], q.shape[2], v.shape[3], q.shape[3]
     q, k, v, i, f, d_y = (_rt.indexable(v) for v in (q, k, v, i, f, d_y))
@@ -826,9 +827,7 @@ def launch(
     stream = _rt.stream(v)
     # write[b h t]: weight write
     # decay_sum[b h t]: running sum of logsigmoid(f) * LOG2E within a chunk
-    write, decay_sum = _rt.empty(
-        (2, cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device
-    ).unbind()
+    write, decay_sum = decays or _rt.several(2, (cut.lanes, size_h, cut.slots * config.chunk), v)
     # C_entry[b h chunk p n]: the state C that enters each chunk
     # d_C_end[b h chunk p n]: the gradient of the state C at the end of each chunk
     C_entry, d_C_end = _rt.empty(
@@ -871,12 +870,16 @@ def launch(
     d_v = _gradients.memory(v, sequences)
     d_i = _gradients.memory(i, sequences)
     d_f = _gradients.memory(f, sequences)
-    _rt.launch(
-        stream,
-        _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
-        (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
-        (i, f, write, decay_sum, cut.chunk_table, float(size_n), config.chunk, config.tile_h, sequences is not None),
-    )
+    if not decays:
+        _rt.launch(
+            stream,
+            _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
+            (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
+            (
+                i, f, write, decay_sum, cut.chunk_table, float(size_n), config.chunk, config.tile_h,
+                sequences is not None,
+            ),
+        )
     # decay_oldest, decay_newest[segment b h]: the chunks that each segment remembers from and reaches to
     decay_oldest, decay_newest = _reach.reaches(stream, decay_sum, cut, config.chunk, sequences is not None)
     if C_starts is None:

@@ -308,9 +308,9 @@ def forward(
 
 def _checked(
     q: Tensor, k: Tensor, v: Tensor, S0: Tensor | None, cu_seqlens: Tensor | None, seq_idx: Tensor | None,
-    mask: Tensor | None, states_every: int | None, config: Config | None,
+    mask: Tensor | None, states_every: int | None, config: Config | None, keep: bool = False,
 ) -> tuple[Tensor, ...]:
-    """`forward` of what nobody differentiates."""
+    """`forward` of what nobody differentiates; last, to `keep` for gradients, what the kernels have of each token."""
     size, sequences = _packed.check(
         LAYER,
         {"q": q, "k": k, "v": v},
@@ -324,7 +324,7 @@ def _checked(
     )
     _blocks.check(LAYER, states_every, config.chunk, mask)
     if _rt.runs_kernels(v):
-        return _cut.run(LAYER, _segmented, sequences, (q, k, v), (), (S0,), size, config, states_every)
+        return _cut.run(LAYER, _segmented, sequences, (q, k, v), (), (S0,), size, config, states_every, keep)
     if S0 is None:
         S0 = _packed.zeros(LAYER, "S", size, v)
     return _packed.each(LAYER, _portable, sequences, (q, k, v), (), (S0,), size, config.chunk, states_every)
@@ -345,8 +345,10 @@ def init_state(
 def _segmented(
     q: Tensor, k: Tensor, v: Tensor, S0: Tensor | None, y: Tensor, S_final: Tensor, S_states: Tensor | None,
     states_every: int, sequences: _packed.Sequences | None, config: Config,
-) -> None:
-    """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
+) -> tuple[Tensor, ...]:
+    """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place.
+    Returns nothing that gradients read too.
+    """
     size_h, size_p, size_n, size_b, size_t = q.shape[2], v.shape[3], q.shape[3], q.shape[0], q.shape[1]
     q, k, v = (_rt.indexable(v) for v in (q, k, v))
     cut = _cut.cut(
@@ -385,6 +387,7 @@ def _segmented(
         ),
         early=True,
     )
+    return ()
 
 
 @_rt.without_autocast

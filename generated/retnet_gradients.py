@@ -25,6 +25,7 @@ Emitted by ssdgen; the gradients of a chunk of L tokens from d_y, d_S_end:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cuda.tile as ct
@@ -397,12 +398,12 @@ def chunk_gradients(
 
 def launch(
     q: Tensor, k: Tensor, v: Tensor, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None,
-    d_S_states: Tensor | None, states_every: int, S_starts: Tensor | None, starts_every: int, d_S0: Tensor,
-    sequences: _packed.Sequences | None, config: Config,
+    d_S_states: Tensor | None, states_every: int, S_starts: Tensor | None, starts_every: int, decays: Sequence[Tensor],
+    d_S0: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
-    as blocks leave them, None for one that is 0; those of initial states are written in place. With the states at
-    the ends of blocks of `starts_every` tokens, if the forward pass kept them, segments are those blocks.
+    as blocks leave them, None for one that is 0; those of initial states are written in place. Where a forward pass
+    kept them, segments of `starts_every` tokens begin with its states, and scalars of tokens are its `decays`.
     """
     size_b, size_t, size_h, size_p, size_n = q.shape[0], q.shape[1], q.shape[2], v.shape[3], q.shape[3]
     q, k, v, d_y = (_rt.indexable(v) for v in (q, k, v, d_y))

@@ -339,9 +339,9 @@ def forward(
 
 def _checked(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, S0: Tensor | None, cu_seqlens: Tensor | None, seq_idx: Tensor | None,
-    mask: Tensor | None, states_every: int | None, config: Config | None,
+    mask: Tensor | None, states_every: int | None, config: Config | None, keep: bool = False,
 ) -> tuple[Tensor, ...]:
-    """`forward` of what nobody differentiates."""
+    """`forward` of what nobody differentiates; last, to `keep` for gradients, what the kernels have of each token."""
     size, sequences = _packed.check(
         LAYER,
         {"q": q, "k": k, "v": v, "g": g},
@@ -355,7 +355,7 @@ def _checked(
     )
     _blocks.check(LAYER, states_every, config.chunk, mask)
     if _rt.runs_kernels(v):
-        return _cut.run(LAYER, _segmented, sequences, (q, k, v, g), (), (S0,), size, config, states_every)
+        return _cut.run(LAYER, _segmented, sequences, (q, k, v, g), (), (S0,), size, config, states_every, keep)
     if S0 is None:
         S0 = _packed.zeros(LAYER, "S", size, v)
     return _packed.each(LAYER, _portable, sequences, (q, k, v, g), (), (S0,), size, config.chunk, states_every)
@@ -376,8 +376,10 @@ def init_state(
 def _segmented(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, S0: Tensor | None, y: Tensor, S_final: Tensor, S_states: Tensor | None,
     states_every: int, sequences: _packed.Sequences | None, config: Config,
-) -> None:
-    """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place."""
+) -> tuple[Tensor, ...]:
+    """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place.
+    Returns what gradients read of each token too.
+    """
     size_h, size_p, size_n, size_b, size_t = q.shape[2], v.shape[3], q.shape[3], q.shape[0], q.shape[1]
     q, k, v, g = (_rt.indexable(v) for v in (q, k, v, g))
     cut = _cut.cut(
@@ -387,7 +389,7 @@ def _segmented(
     stream = _rt.stream(v)
     ends = S_states is not None and states_every == cut.per_segment * config.chunk
     # decay_sum[b h t]: running sum of g * LOG2E within a chunk
-    decay_sum = _rt.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
+    (decay_sum,) = _rt.several(1, (cut.lanes, size_h, cut.slots * config.chunk), v)
     # S_part[b h segment n p]: the state S that each segment would end with if it began at zero
     S_part = _rt.empty((cut.lanes, size_h, cut.parts, size_n, size_p), dtype=torch.float32, device=v.device)
     # S_left[segment b h]: the sum of the log2 decays of S over each segment
@@ -427,6 +429,7 @@ def _segmented(
         ),
         early=True,
     )
+    return decay_sum,
 
 
 @_rt.without_autocast

@@ -29,6 +29,7 @@ Emitted by ssdgen; the gradients of a chunk of L tokens from d_y, d_S_end:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cuda.tile as ct
@@ -459,12 +460,12 @@ def token_gradients(
 
 def launch(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None,
-    d_S_states: Tensor | None, states_every: int, S_starts: Tensor | None, starts_every: int, d_S0: Tensor,
-    sequences: _packed.Sequences | None, config: Config,
+    d_S_states: Tensor | None, states_every: int, S_starts: Tensor | None, starts_every: int, decays: Sequence[Tensor],
+    d_S0: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
-    as blocks leave them, None for one that is 0; those of initial states are written in place. With the states at
-    the ends of blocks of `starts_every` tokens, if the forward pass kept them, segments are those blocks.
+    as blocks leave them, None for one that is 0; those of initial states are written in place. Where a forward pass
+    kept them, segments of `starts_every` tokens begin with its states, and scalars of tokens are its `decays`.
     """
     size_b, size_t, size_h, size_p, size_n = q.shape[0], q.shape[1], q.shape[2], v.shape[3], q.shape[3]
     q, k, v, g, d_y = (_rt.indexable(v) for v in (q, k, v, g, d_y))
@@ -475,7 +476,7 @@ def launch(
     cut = _cut.cut(size_b, size_t, config.chunk, segments, 1, 1, sequences, v, starts_every // config.chunk)
     stream = _rt.stream(v)
     # decay_sum[b h t]: running sum of g * LOG2E within a chunk
-    decay_sum = _rt.empty((cut.lanes, size_h, cut.slots * config.chunk), dtype=torch.float32, device=v.device)
+    (decay_sum,) = decays or _rt.several(1, (cut.lanes, size_h, cut.slots * config.chunk), v)
     # S_entry[b h chunk p n]: the state S that enters each chunk
     # d_S_end[b h chunk p n]: the gradient of the state S at the end of each chunk
     S_entry, d_S_end = _rt.empty(
@@ -499,12 +500,13 @@ def launch(
     d_k = _gradients.memory(k, sequences)
     d_v = _gradients.memory(v, sequences)
     d_g = _gradients.memory(g, sequences)
-    _rt.launch(
-        stream,
-        _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
-        (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
-        (g, decay_sum, cut.chunk_table, config.chunk, config.tile_h, sequences is not None),
-    )
+    if not decays:
+        _rt.launch(
+            stream,
+            _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),
+            (cut.lanes * cut.slots, _rt.ceil_div(size_h, config.tile_h)),
+            (g, decay_sum, cut.chunk_table, config.chunk, config.tile_h, sequences is not None),
+        )
     # decay_oldest, decay_newest[segment b h]: the chunks that each segment remembers from and reaches to
     decay_oldest, decay_newest = _reach.reaches(stream, decay_sum, cut, config.chunk, sequences is not None)
     if S_starts is None:

@@ -15,10 +15,10 @@ def assign(target: str, code: str, indent: str, comment: str = "") -> str:
     return broken(f"{target} = ", code, indent, f"  # {comment}" if comment else "")
 
 
-def broken(head: str, code: str, indent: str, tail: str = "") -> str:
-    """`head` and `code`, with `tail` on the first line: on one line if that fits; else broken at the outermost call's
-    arguments, else at its loosest operators inside parentheses."""
-    if len(indent) + len(head) + len(code) + len(tail) <= WIDTH:
+def broken(head: str, code: str, indent: str, tail: str = "", room: int = 0) -> str:
+    """`head` and `code`, with `tail` on the first line: on one line if that fits and leaves `room`; else broken at the
+    outermost call's arguments, else at its loosest operators inside parentheses."""
+    if len(indent) + len(head) + len(code) + len(tail) + room <= WIDTH:
         return f"{indent}{head}{code}{tail}"
     inner = indent + INDENT
     keyword = re.match(r"\w+=(?!=)", code)
@@ -33,7 +33,7 @@ def broken(head: str, code: str, indent: str, tail: str = "") -> str:
         if all(len(a) <= SHORT for a in args):
             body = "\n".join(filled(args, inner))
         else:
-            body = "\n".join(broken("", a, inner) + "," for a in args)
+            body = "\n".join(broken("", a, inner, room=1) + "," for a in args)
         return f"{indent}{head}{function}({tail}\n{body}\n{indent}){suffix}"
     if len(inner) + len(code) <= WIDTH:
         return f"{indent}{head}({tail}\n{inner}{code}\n{indent})"

@@ -79,6 +79,9 @@ EVERY = "states_every"
 STARTS = "starts_every"
 """The same of the states that a forward pass keeps for its gradients."""
 
+DECAYS = "decays"
+"""The scalars of tokens, weights and running sums of decays, that a forward pass keeps for its gradients."""
+
 CONSTANT = re.compile(
     "(CHUNK|TILE_.*|LATENCY_.*|SCORES|CARRIED|INTRA|STATE|WITH_.*|PACKED|SHARED|INDEXED|KEPT|ENDS|STARTED|WHOLE|STEADY)(?<!_)"
 )

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -192,23 +193,56 @@ def test_bfloat16() -> None:
     compare(got, gradients(mamba2.forward, inputs, weighted(), torch.float64), BOUNDS["bf16"])
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_the_scalars_of_tokens_are_made_once(name: str) -> None:
+    """The forward pass keeps weights and running sums of decays, so that the gradients launch no kernel for them; the gradients
+    have the same bits as without. A call whose states the caller asks for keeps none, and gradients in other chunks take
+    none."""
+    module, inputs = importlib.import_module(f"generated.{name}"), inputs_of(name)
+    makes = int(name not in ("retnet", "linear_attention"))
+    launched: list[str] = []
+
+    def noted(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        launched.append(kernel._pyfunc.__name__)
+        launch(kernel, grid, arguments)
+
+    def found(**more: Any) -> dict[str, Tensor]:
+        launched.clear()
+        with one_thread(), poisoned_memory(), _runtime.launcher(noted):
+            return gradients(module.forward, {**inputs, **more}, weighted(slice(0, 1)))
+
+    once = found()
+    assert launched.count("chunk_cumsum") == makes
+    twice = found(states_every=128)
+    assert launched.count("chunk_cumsum") == 2 * makes
+    assert all(torch.equal(once[k], twice[k]) for k in once)
+    chunk = module.CONFIGS[torch.float32].chunk
+    other = found(config=replace(module.CONFIGS[torch.float32], chunk=chunk // 2))
+    assert launched.count("chunk_cumsum") == 2 * makes
+    compare(other, once)
+
+
 def test_repeated_bit_for_bit() -> None:
     inputs = inputs_of("mlstm")
     one, two = (emulated(mlstm.forward, inputs, weighted()) for _ in range(2))
     assert all(torch.equal(one[k], two[k]) for k in one)
 
 
-def test_nothing_but_inputs_is_stored() -> None:
-    """Memory between forward and backward is that of the arguments."""
+def test_little_but_inputs_is_stored() -> None:
+    """Memory between forward and backward is that of the arguments, and a weight and a sum of decays in float32 of each token
+    and head, in whole chunks."""
     inputs = inputs_of("mamba2")
-    leaves, stored = leaves_of(inputs), []
+    leaves, stored = leaves_of(inputs), {}
     with (
         one_thread(),
         _runtime.launcher(launch),
-        torch.autograd.graph.saved_tensors_hooks(lambda x: stored.append(x.data_ptr()) or x, lambda x: x),  # type: ignore[func-returns-value]
+        torch.autograd.graph.saved_tensors_hooks(lambda x: stored.setdefault(x.data_ptr(), x), lambda x: x),
     ):
         mamba2.forward(**{**inputs, **leaves})
-    assert sorted(stored) == sorted(x.data_ptr() for x in leaves.values())
+    for x in leaves.values():
+        del stored[x.data_ptr()]
+    b, t, h = inputs["dt"].shape
+    assert [x.nbytes for x in stored.values()] == [4 * b * h * -(-t // 64) * 64] * 2
 
 
 def test_checkpointed() -> None:

@@ -40,7 +40,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
         yield fake
     flags = (False, True)
     steps = [_step._calls(m.STEP, n, steady) for m in (mamba2, mlstm) for n in flags for steady in flags]
-    for calls in (mamba2.OPERATOR._calls, mlstm.OPERATOR._calls, mamba2_gradients.GRADIENTS._calls, *steps):
+    keeping = (mamba2.OPERATOR._keeping, mlstm.OPERATOR._keeping)
+    for calls in (mamba2.OPERATOR._calls, mlstm.OPERATOR._calls, *keeping, mamba2_gradients.GRADIENTS._calls, *steps):
         calls._seen.clear()
         calls._kept.clear()
 

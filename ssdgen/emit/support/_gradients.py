@@ -60,7 +60,7 @@ class Gradients:
         self.layer, self.configs, self.leader = layer, configs, keyed[0]
         self._launch, self._parts = launch, parts
         self._keyed, self._digest, self._variant = keyed, digest, variant
-        self._calls = _replay.Calls(self._launched, configs, len(layer.inputs), len(layer.scalars), absent=5)
+        self._calls = _replay.Calls(self._launched, configs, len(layer.inputs), len(layer.scalars), absent=6)
 
     def __call__(
         self,
@@ -78,13 +78,16 @@ class Gradients:
         kept: Sequence[Tensor | None] = (),
         starts: Sequence[Tensor | None] = (),
         starts_every: int | None = None,
+        decays: Sequence[Tensor] = (),
+        decays_chunk: int | None = None,
     ) -> tuple[Tensor | None, ...] | None:
         """The gradients of inputs, then of initial states, from those that arrive at outputs, final states and, with
         `states_every`, those `kept` at the ends of blocks; for arguments as they were passed to a call of `forward` that was
         right. None if int32 does not reach its arrays, or no tile holds its states.
 
-        `starts` are the states at the ends of blocks of `starts_every` tokens, if the forward pass kept them (see the method of
-        that name); the result is the same without, and takes longer.
+        `starts` are the states at the ends of blocks of `starts_every` tokens, and `decays` the scalars of tokens in chunks of
+        `decays_chunk`, if the forward pass kept them (see the methods of those names); the result is the same without, and
+        takes longer.
 
         They have the dtypes and shapes of what they are of; None for what is absent. Those of tokens that are in no sequence
         are 0. `seq_idx` and `mask` synchronise with the device once. Raises ValueError for so many sequences that int32 does
@@ -92,9 +95,9 @@ class Gradients:
         """
         between = kept or [None] * len(states)
         begun = starts or [None] * len(states)
-        special = cu_seqlens, seq_idx, mask, states_every, starts_every
+        special = cu_seqlens, seq_idx, mask, states_every, starts_every, decays_chunk
         found: tuple[Tensor | None, ...] | None
-        found = self._calls(*inputs, *scalars, *states, *outputs, *finals, *between, *begun, *special, config)
+        found = self._calls(*inputs, *scalars, *states, *outputs, *finals, *between, *begun, *decays, *special, config)
         return found
 
     def starts_every(
@@ -104,16 +107,11 @@ class Gradients:
         states for the gradients of a call of whole sequences: those of the segments that it walks anyway, which cost it a store
         behind each. None where it has one segment, where walks back take less time in others, or no kernels compute gradients.
         """
-        layer = self.layer
-        if not reached(layer, size, inputs) or not size[layer.batch] * size[layer.time]:
+        layer, configs = self.layer, self._both(inputs, size, forward, config)
+        if configs is None or not hasattr(configs[0], "segments"):
             return None
-        by_name = dict(zip((i.name for i in layer.inputs), inputs, strict=True))
-        leader = by_name[self.leader]
+        (forward, config), leader = configs, inputs[[i.name for i in layer.inputs].index(self.leader)]
         assert leader is not None
-        config = self._chosen(config, by_name, size, None)
-        forward = self._chosen_forward(forward, by_name, size)
-        if not hasattr(forward, "segments"):
-            return None
         walks, processors = size[layer.batch] * size[layer.head], _cut.multiprocessors(leader)
         channels = [a for a in max(layer.states.values(), key=len) if a not in (layer.batch, layer.head)]
         column = max((size[a] for a in channels if not hasattr(forward, f"tile_{a}")), default=1)
@@ -129,6 +127,29 @@ class Gradients:
         own = segments(0, chunks, blocks, leader)
         kept, again = (_walk_cost(n, chunks, blocks, BLOCKS * processors) for n in (count, own))
         return every if STARTED * kept <= again else None
+
+    def decays_chunk(
+        self, inputs: Sequence[Tensor | None], size: Mapping[str, int], forward: Any, config: Any = None
+    ) -> int | None:
+        """Of how many tokens the chunks are whose scalars of tokens, weights and running sums of decays, a forward pass with
+        the Config `forward`, or None, should keep for the gradients of a call of whole sequences. None where both passes have
+        other chunks, or kernels that make no such scalars.
+        """
+        configs = self._both(inputs, size, forward, config)
+        if configs is None or not hasattr(configs[0], "warps_chunk_cumsum") or configs[0].chunk != configs[1].chunk:
+            return None
+        chunk: int = configs[0].chunk
+        return chunk
+
+    def _both(
+        self, inputs: Sequence[Tensor | None], size: Mapping[str, int], forward: Any, config: Any
+    ) -> tuple[Any, Any] | None:
+        """The Configs of both passes of a call of whole sequences; None if no kernels compute its gradients."""
+        layer = self.layer
+        if not reached(layer, size, inputs) or not size[layer.batch] * size[layer.time]:
+            return None
+        by_name = dict(zip((i.name for i in layer.inputs), inputs, strict=True))
+        return self._chosen_forward(forward, by_name, size), self._chosen(config, by_name, size, None)
 
     def _wholes(self, inputs: Sequence[Tensor | None], found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """The gradients of the inputs that are given, from what the kernels leave of each."""
@@ -163,11 +184,11 @@ class Gradients:
     def _launched(self, *arguments: Any) -> tuple[Tensor | None, ...] | None:
         """The gradients of a call: what its kernels leave of each, summed."""
         layer = self.layer
-        *values, cu_seqlens, seq_idx, mask, every, starts_every, config = arguments
+        *values, cu_seqlens, seq_idx, mask, every, starts_every, decays_chunk, config = arguments
         parts = layer.inputs, layer.scalars, layer.states, layer.outputs, layer.states, layer.states, layer.states
         ends = itertools.accumulate(map(len, parts))
-        inputs, scalars, states, outputs, finals, kept, starts = (
-            values[a:b] for a, b in itertools.pairwise((0, *ends))
+        inputs, scalars, states, outputs, finals, kept, starts, decays = (
+            values[a:b] for a, b in itertools.pairwise((0, *ends, len(values)))
         )
         by_name = dict(zip((i.name for i in layer.inputs), inputs, strict=True))
         initial = dict(zip(layer.states, states, strict=True))
@@ -198,11 +219,11 @@ class Gradients:
             numbered = [float(s) for s in scalars]
             config = self._chosen(config, by_name, size, sequences)
             config = replace(config, chunk=chunk_of(config.chunk, every))
+            begun = (*starts, starts_every or 0, decays if decays_chunk == config.chunk else ())
             with torch.no_grad():
                 found, first = self._cut(
-                    (full, numbered, states), (arriving, passed, between), (*starts, starts_every or 0), first, size,
-                    sequences, every, config,
-                )  # fmt: skip
+                    (full, numbered, states), (arriving, passed, between), begun, first, size, sequences, every, config
+                )
         whole = self._wholes(inputs, found)
         return (*whole, *(None if s is None else x for s, x in zip(states, first, strict=True)))
 
@@ -247,7 +268,7 @@ class Gradients:
         config: Any,
     ) -> tuple[tuple[Tensor | None, ...], list[Tensor]]:
         """The gradients of inputs and of initial states, for which `first` is memory, an entry a sequence; `begun` are the
-        states that segments begin with, or None, and the tokens of a segment.
+        states that segments begin with, or None, the tokens of a segment, and the scalars of tokens, if they were kept.
 
         What enters a row's first sequence, and what leaves its last, have their gradients there; what is gathered, at the
         places it came from.

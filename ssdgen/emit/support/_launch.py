@@ -63,6 +63,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     return memory
 
 
+def several(count: int, shape: Sequence[int], like: Tensor) -> list[Tensor]:
+    """`count` pieces of such memory, of float32 and beside `like`, each by itself: a call may return one and not another."""
+    return [empty(shape, torch.float32, like.device) for _ in range(count)]
+
+
 _LASTING: set[int] = set()
 
 

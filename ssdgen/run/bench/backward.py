@@ -32,6 +32,7 @@ from ssdgen.run.bench.truth import Values, input_sets
 from ssdgen.run.bench.warm import Job, Setting, our_jobs, peer_jobs, short, warm
 from ssdgen.run.gpu_peers import Call, mamba_ssm, tilegym, tilegym_kernels
 from ssdgen.run.inputs import Inputs
+from ssdgen.run.recorded import keeps_of, kept
 
 SHAPES = FORWARD_SHAPES
 ALONE, BOTH = "backward", "forward + backward"
@@ -203,22 +204,19 @@ def _folder(module: ModuleType) -> str:
 
 
 def ours(module: ModuleType, shape: Shape, given: Given, what: str) -> Contender:
-    """Our kernels: the module's own, as autograd would call them, which has a forward pass keep states for them."""
+    """Our kernels: the module's own, as autograd would call them, which has a forward pass keep states and decays for them."""
     gradients = importlib.import_module(f"{module.__name__}_gradients").GRADIENTS
     order = [i.name for i in module.LAYER.inputs]
 
     def call(inputs: Inputs) -> tuple[Tensor, ...]:
         tensors = [inputs.tensors.get(name) for name in order]
-        every = given.of(inputs, "every", lambda: gradients.starts_every(tensors, shape.sizes, None))
+        keeps = given.of(inputs, "keeps", lambda: keeps_of(module, tensors, shape.sizes))
 
-        def forward() -> tuple[Tensor, ...]:
-            values: tuple[Tensor, ...] = module.forward(**inputs.keywords(), states_every=every)
-            return values[len(values) - 1 :] if every else ()
+        def forward() -> dict[str, Any]:
+            return kept(module, inputs.keywords(), keeps)
 
-        starts = forward() if what == BOTH else given.of(inputs, "starts", forward)
-        found = gradients(
-            tensors, (0.0, math.inf), (None,), None, (given.d_y(inputs),), (None,), starts=starts, starts_every=every
-        )
+        before = forward() if what == BOTH else given.of(inputs, "kept", forward)
+        found = gradients(tensors, (0.0, math.inf), (None,), None, (given.d_y(inputs),), (None,), **before)
         return tuple(found[order.index(name)] for name in NAMES)
 
     return _contender(module, OURS, DEFAULT, call, shape, given)

@@ -175,18 +175,18 @@ def test_ours_is_called_once(module: ModuleType, setting: Setting, monkeypatch: 
     real, called = gradients.GRADIENTS, []
 
     class Counted:
-        starts_every = real.starts_every
+        starts_every, decays_chunk = real.starts_every, real.decays_chunk
 
         def __call__(self, *arguments: Any, **kept: Any) -> Any:
             called.append("backward")
             return real(*arguments, **kept)
 
-    def forward(passed: Callable[..., Any] = module.forward, **keywords: Any) -> Any:
+    def keeping(*arguments: Any, passed: Callable[..., Any] = module.OPERATOR.keeping) -> Any:
         called.append("forward")
-        return passed(**keywords)
+        return passed(*arguments)
 
     monkeypatch.setattr(gradients, "GRADIENTS", Counted())
-    monkeypatch.setattr(module, "forward", forward)
+    monkeypatch.setattr(module.OPERATOR, "keeping", keeping)
     job = Job(OURS, folder(module), str(SHAPE), direction="backward")
     running("emulation", module)(lambda: warm._do(job, setting, "cpu"))
     assert called == ["forward", "backward"]
