@@ -86,8 +86,8 @@ class Gradients:
         right. None if int32 does not reach its arrays, or no tile holds its states.
 
         `starts` are the states at the ends of blocks of `starts_every` tokens, and `decays` the scalars of tokens in chunks of
-        `decays_chunk`, if the forward pass kept them (see the methods of those names); the result is the same without, and
-        takes longer.
+        `decays_chunk`, if the forward pass kept them (see the methods of those names); the result is the same without, but for
+        roundings, and takes longer.
 
         They have the dtypes and shapes of what they are of; None for what is absent. Those of tokens that are in no sequence
         are 0. `seq_idx` and `mask` synchronise with the device once. Raises ValueError for so many sequences that int32 does

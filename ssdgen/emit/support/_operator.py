@@ -142,7 +142,7 @@ class Operator:
 
     def _runs_kernels(self, arguments: tuple[Any, ...]) -> bool:
         given = [arguments[i] for i in self._tensors if isinstance(arguments[i], Tensor)]
-        return bool(given) and _rt.runs_kernels(given[0])
+        return len(given) > 0 and _rt.runs_kernels(given[0])  # torch.compile of PyTorch 2.11 has no truth of a list
 
     def _requires_grad(self, arguments: tuple[Any, ...]) -> bool:
         for i in self._tensors:
