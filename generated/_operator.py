@@ -258,10 +258,7 @@ class Operator:
             numbers = dict(zip((s.name for s in layer.scalars), arguments[inputs : inputs + scalars], strict=True))
             states = dict(zip(layer.states, arguments[inputs + scalars :], strict=False))
             size, _ = _packed.check(layer, given, states, numbers, (None, None, None))
-            gradients, tensors = _gradients.of(self._module), list(given.values())
-            self._kept[key] = (
-                gradients.starts_every(tensors, size, config), gradients.decays_chunk(tensors, size, config)
-            )  # fmt: skip
+            self._kept[key] = _gradients.of(self._module).keeps(list(given.values()), size, config)
         return self._kept[key]
 
     def differentiate(self, ctx: Any, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:

@@ -283,7 +283,7 @@ def _checked(
     q: Tensor, k: Tensor, v: Tensor, S0: Tensor | None, cu_seqlens: Tensor | None, seq_idx: Tensor | None,
     mask: Tensor | None, states_every: int | None, config: Config | None, keep: bool = False,
 ) -> tuple[Tensor, ...]:
-    """`forward` of what nobody differentiates; last, to `keep` for gradients, what the kernels have of each token."""
+    """`forward` of what nobody differentiates; last, to `keep` for gradients, scalars of tokens."""
     size, sequences = _packed.check(
         LAYER,
         {"q": q, "k": k, "v": v},
@@ -320,7 +320,7 @@ def _segmented(
     states_every: int, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor, ...]:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place.
-    Returns nothing that gradients read too.
+    Returns the scalars of tokens, if there are any, which gradients read again.
     """
     size_h, size_p, size_n, size_b, size_t = q.shape[2], v.shape[3], q.shape[3], q.shape[0], q.shape[1]
     q, k, v = (_rt.indexable(v) for v in (q, k, v))

@@ -454,7 +454,7 @@ def _checked(
     dt_min: float, dt_max: float, S0: Tensor | None, cu_seqlens: Tensor | None, seq_idx: Tensor | None,
     mask: Tensor | None, states_every: int | None, config: Config | None, keep: bool = False,
 ) -> tuple[Tensor, ...]:
-    """`forward` of what nobody differentiates; last, to `keep` for gradients, what the kernels have of each token."""
+    """`forward` of what nobody differentiates; last, to `keep` for gradients, scalars of tokens."""
     size, sequences = _packed.check(
         LAYER,
         {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "dt_bias": dt_bias, "z": z},
@@ -507,7 +507,7 @@ def _segmented(
     sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor, ...]:
     """Launch the kernels on tensors that 32-bit indices reach; outputs and final states are written in place.
-    Returns what gradients read of each token too.
+    Returns the scalars of tokens, if there are any, which gradients read again.
     """
     size_h, size_p, size_n, size_g, size_b, size_t = (
         x.shape[2], x.shape[3], B.shape[3], B.shape[2], x.shape[0], x.shape[1]

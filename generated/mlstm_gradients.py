@@ -810,8 +810,8 @@ def token_gradients(
 def launch(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, C0: Tensor | None, N0: Tensor | None, d_y: Tensor,
     d_C_final: Tensor | None, d_N_final: Tensor | None, d_C_states: Tensor | None, d_N_states: Tensor | None,
-    states_every: int, C_starts: Tensor | None, N_starts: Tensor | None, starts_every: int, decays: Sequence[Tensor],
-    d_C0: Tensor, d_N0: Tensor, sequences: _packed.Sequences | None, config: Config,
+    states_every: int, C_starts: Tensor | None, N_starts: Tensor | None, starts_every: int,
+    decays: Sequence[Tensor] | None, d_C0: Tensor, d_N0: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
     as blocks leave them, None for one that is 0; those of initial states are written in place. Where a forward pass
@@ -870,7 +870,7 @@ def launch(
     d_v = _gradients.memory(v, sequences)
     d_i = _gradients.memory(i, sequences)
     d_f = _gradients.memory(f, sequences)
-    if not decays:
+    if decays is None:
         _rt.launch(
             stream,
             _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),

@@ -398,8 +398,8 @@ def chunk_gradients(
 
 def launch(
     q: Tensor, k: Tensor, v: Tensor, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None,
-    d_S_states: Tensor | None, states_every: int, S_starts: Tensor | None, starts_every: int, decays: Sequence[Tensor],
-    d_S0: Tensor, sequences: _packed.Sequences | None, config: Config,
+    d_S_states: Tensor | None, states_every: int, S_starts: Tensor | None, starts_every: int,
+    decays: Sequence[Tensor] | None, d_S0: Tensor, sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
     as blocks leave them, None for one that is 0; those of initial states are written in place. Where a forward pass

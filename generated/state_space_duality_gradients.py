@@ -556,7 +556,7 @@ def token_gradients(
 def launch(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, z: Tensor | None, dt_min: float,
     dt_max: float, S0: Tensor | None, d_y: Tensor, d_S_final: Tensor | None, d_S_states: Tensor | None,
-    states_every: int, S_starts: Tensor | None, starts_every: int, decays: Sequence[Tensor], d_S0: Tensor,
+    states_every: int, S_starts: Tensor | None, starts_every: int, decays: Sequence[Tensor] | None, d_S0: Tensor,
     sequences: _packed.Sequences | None, config: Config,
 ) -> tuple[Tensor | None, ...]:
     """Launch the kernels on tensors that 32-bit indices reach. Returns the gradients of inputs in their order,
@@ -607,7 +607,7 @@ def launch(
     d_D_part = _gradients.parts((cut.lanes, cut.slots, size_h, 1 if flat_D else size_p), sequences, D)
     d_dt_bias_part = _gradients.parts((cut.lanes, cut.slots, size_h), sequences, dt_bias)
     d_z = None if z is None else _gradients.memory(z, sequences)
-    if not decays:
+    if decays is None:
         _rt.launch(
             stream,
             _rt.hinted(chunk_cumsum, config.occupancy_chunk_cumsum, config.warps_chunk_cumsum),

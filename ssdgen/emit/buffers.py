@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
 from ssdgen.emit.layout import broken
 from ssdgen.emit.printer import LOG2E
-from ssdgen.ir.plan import Kernel, Plan, Reach, TokenKernel, Workspace
+from ssdgen.ir.plan import Plan, Reach, Workspace
 from ssdgen.plan.names import Names
 
 PRIME = "'"
@@ -33,46 +32,28 @@ def made(buffers: Buffers, depth: int) -> str:
     return "\n".join([*notes, broken(f"{buffers.host} = ", buffers.code, indent)])
 
 
-def workspaces(plan: Plan, names: Names, leader: str, kept: tuple[str, ...], given: str = "") -> list[Buffers]:
+def workspaces(plan: Plan, names: Names, leader: str, given: str = "") -> list[Buffers]:
     """The workspaces in their order, on the device of `leader`; those that are alike, one behind another, in one allocation,
-    but each by itself of those `kept` for gradients, which may be `given` by the host variable of that name."""
-    alike = groupby(plan.workspaces, key=lambda w: (w.shape, w.dtype, w.name in kept))
-    return [
-        _kept(names, leader, shape, tuple(group), given)
-        if keeps
-        else _allocated(names, leader, shape, dtype, tuple(group))
-        for (shape, dtype, keeps), group in alike
-    ]
+    but those kept for gradients each in its own, unless the host variable `given` has them already."""
+    alike = groupby(plan.workspaces, key=lambda w: (w.shape, w.dtype, w.kept))
+    return [_allocated(names, leader, tuple(group), given) for _, group in alike]
 
 
-def scalars(kernels: Iterable[Kernel]) -> tuple[str, ...]:
-    """The workspaces that hold the scalars of tokens, which a forward pass keeps for its gradients."""
-    tokens = next((k for k in kernels if isinstance(k, TokenKernel)), None)
-    return () if tokens is None else tuple(p.argument for p in tokens.parameters if p.role == "workspace")
-
-
-def _allocated(names: Names, leader: str, shape: tuple[str, ...], dtype: str, group: tuple[Workspace, ...]) -> Buffers:
+def _allocated(names: Names, leader: str, group: tuple[Workspace, ...], given: str) -> Buffers:
     stored = {"carried": "_rt.stored(config.carried)", "scores": "_rt.stored_scores(config.intra)"}
-    sizes = shape if len(group) == 1 else (str(len(group)), *shape)
-    code = f"_rt.empty(({', '.join(sizes)}), dtype={stored.get(dtype) or DTYPES[dtype]}, device={leader}.device)"
-    variables, docs = _documented(names, group)
-    return Buffers(", ".join(variables), code + (".unbind()" if len(group) > 1 else ""), docs)
-
-
-def _kept(names: Names, leader: str, shape: tuple[str, ...], group: tuple[Workspace, ...], given: str) -> Buffers:
-    variables, docs = _documented(names, group)
-    code = f"_rt.several({len(group)}, ({', '.join(shape)}), {leader})"
-    host = ", ".join(variables) if len(group) > 1 else f"({variables[0]},)"
-    return Buffers(host, f"{given} or {code}" if given else code, docs)
-
-
-def _documented(names: Names, group: tuple[Workspace, ...]) -> tuple[list[str], tuple[str, ...]]:
     variables = [names.of("workspace", w.name) for w in group]
+    shape, dtype, several = group[0].shape, group[0].dtype, len(group) > 1
     docs = [
         f"{name}[{' '.join(w.axes).replace(PRIME, '')}]: {w.doc.replace(repr(LOG2E), 'LOG2E')}"
         for name, w in zip(variables, group, strict=True)
     ]
-    return variables, tuple(docs)
+    if group[0].kept:
+        code = f"_rt.several({len(group)}, ({', '.join(shape)}), {leader})"
+        host = ", ".join(variables) if several else f"({variables[0]},)"
+        return Buffers(host, f"{given} or {code}" if given else code, tuple(docs))
+    sizes = (str(len(group)), *shape) if several else shape
+    code = f"_rt.empty(({', '.join(sizes)}), dtype={stored.get(dtype) or DTYPES[dtype]}, device={leader}.device)"
+    return Buffers(", ".join(variables), code + (".unbind()" if several else ""), tuple(docs))
 
 
 def reaches(plan: Plan, names: Names) -> list[Buffers]:

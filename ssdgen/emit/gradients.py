@@ -8,12 +8,12 @@ import textwrap
 from dataclasses import replace
 
 import ssdgen
-from ssdgen.emit.buffers import scalars, workspaces
+from ssdgen.emit.buffers import workspaces
 from ssdgen.emit.environment import DIRECT, HELPERS, TEMPLATES, called, configs, environment, imported, tidy
 from ssdgen.emit.host import Host, quoted, tupled
 from ssdgen.emit.printer import LOG2E
 from ssdgen.ir.gradients import EntryKernel, GradientPlan, Result
-from ssdgen.ir.plan import CHUNKS, Kernel, Parameter, TokenKernel
+from ssdgen.ir.plan import CHUNKS, Kernel, Parameter
 from ssdgen.plan.names import DECAYS, EVERY, STARTS, key_inputs
 
 
@@ -57,13 +57,11 @@ class GradientHost(Host):
     @property
     def decays(self) -> str:
         """The argument that has the scalars of tokens, where they were kept."""
-        return self._names.of("kept", DECAYS)
+        return self.gradient(DECAYS)
 
     def condition(self, kernel: Kernel) -> str:
-        """The host expression that says whether a kernel is launched: states are walked to, and the scalars of tokens made,
-        where none were kept."""
-        if isinstance(kernel, TokenKernel):
-            return f"not {self.decays}"
+        """The host expression that says whether a kernel is launched: states are walked to, and scalars of tokens made, where
+        none were kept."""
         name, _, rest = kernel.condition.partition(" ")
         return f"{self.gradient(name)} {rest}" if name else ""
 
@@ -128,7 +126,10 @@ class GradientHost(Host):
         ]
         arguments += [*(f"{self.prefixes(s.name)}: Tensor | None" for s in layer.states), f"{EVERY}: int"]
         arguments += [*(f"{self.starts(s.name)}: Tensor | None" for s in layer.states), f"{STARTS}: int"]
-        arguments += [f"{self.decays}: Sequence[Tensor]", *(f"{self.final(s.name)}: Tensor" for s in layer.states)]
+        arguments += [
+            f"{self.decays}: Sequence[Tensor] | None",
+            *(f"{self.final(s.name)}: Tensor" for s in layer.states),
+        ]
         tokens = [self.host(t.name) for t in layer.inputs if layer.time in t.axes and not t.optional]
         return {
             "plan": plan,
@@ -143,9 +144,7 @@ class GradientHost(Host):
             "cut": f"_cut.cut({sizes}, segments, 1, 1, sequences, {self.host(plan.leader)}, {STARTS} // config.chunk)",
             "shares": shares,
             "flats": self._flats(),
-            "workspaces": workspaces(
-                plan, self._names, self.host(plan.leader), scalars(self._gradients.kernels), self.decays
-            ),
+            "workspaces": workspaces(plan, self._names, self.host(plan.leader), self.decays),
             "memory": results,
             "launches": self._launches(
                 tuple(replace(k, grid=tuple(tiles.get(g, g) for g in k.grid)) for k in self._gradients.kernels)

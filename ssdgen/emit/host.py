@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ssdgen.emit.buffers import DTYPES, Buffers, reaches, scalars, workspaces
+from ssdgen.emit.buffers import DTYPES, Buffers, reaches, workspaces
 from ssdgen.emit.layout import broken
 from ssdgen.ir.expr import Axes
 from ssdgen.ir.layer import INFINITY, Output, State, Tensor
@@ -121,8 +121,8 @@ class Host:
     def _kernel_context(self) -> dict[str, Any]:
         plan, layer = self._plan, self._layer
         inputs = tupled([self.host(t.name) for t in layer.inputs])
-        numbers = tupled([f"float({self.host(p.name)})" for p in layer.params])
-        kept = scalars(plan.kernels)
+        scalars = tupled([f"float({self.host(p.name)})" for p in layer.params])
+        kept = [self._names.of("workspace", w.name) for w in plan.workspaces if w.kept]
         initials = tupled([self.initial(s.name) for s in layer.states])
         wanted, blocks, column = "1", "1", "1"  # what is not cut into segments need not be counted
         if plan.config.plan == "segmented":
@@ -133,8 +133,8 @@ class Host:
         call = ["LAYER", f"_{plan.config.plan}"]
         return {
             "arguments": self._arguments(),
-            "checked_arguments": self._checked_arguments(),
-            "kernels_call": [*call, "sequences", inputs, numbers, initials, "size", "config", EVERY, "keep"],
+            "checked_arguments": [*self._checked_arguments(), "keep: bool = False"],
+            "kernels_call": [*call, "sequences", inputs, scalars, initials, "size", "config", EVERY, "keep"],
             "packs": isinstance(plan.kernels[-1], WalkKernel),
             "plan_arguments": self._plan_arguments(),
             "indexable": self.each(
@@ -144,8 +144,8 @@ class Host:
             "cut": f"_cut.cut({sizes}, {wanted}, {blocks}, {column}, sequences, {self.host(plan.leader)})",
             "sharing": self._sharing(),
             "ends": self._at_ends(),
-            "workspaces": workspaces(plan, self._names, self.host(plan.leader), kept),
-            "kept": ", ".join(self._names.of("workspace", name) for name in kept) + ("," if len(kept) == 1 else ""),
+            "workspaces": workspaces(plan, self._names, self.host(plan.leader)),
+            "kept": ", ".join(kept) if len(kept) > 1 else tupled(kept),
             "launches": self._launches(plan.kernels),
         }
 

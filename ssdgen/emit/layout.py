@@ -23,7 +23,7 @@ def broken(head: str, code: str, indent: str, tail: str = "", room: int = 0) -> 
     inner = indent + INDENT
     keyword = re.match(r"\w+=(?!=)", code)
     if keyword:
-        return broken(head + keyword[0], code[keyword.end() :], indent, tail)
+        return broken(head + keyword[0], code[keyword.end() :], indent, tail, room)
     if code.startswith("(") and code.endswith(",)") and _closing(code, 0) == len(code) - 1:  # a tuple of one
         return f"{indent}{head}({tail}\n{broken('', code[1:-2], inner, room=1)},\n{indent})"
     call = _outer_call(code)

@@ -348,13 +348,15 @@ AnyKernel = TokenKernel | GroupKernel | StateKernel | OutputKernel | WalkKernel
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A device buffer between kernels: host name, axes and the host expressions of its shape, dtype, purpose."""
+    """A device buffer between kernels: host name, axes and the host expressions of its shape, dtype, purpose; whether a forward
+    pass keeps it for its gradients."""
 
     name: str
     axes: Axes
     shape: tuple[str, ...]
     dtype: str
     doc: str
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,13 +111,13 @@ def _check_axes(name: str, axes: tuple[str, ...], batch: str, head: str) -> None
 
 
 def workspaces(form: ChunkForm, config: Config) -> tuple[Workspace, ...]:
-    """The buffers of `stored_scalars`, padded to whole chunks."""
+    """The buffers of `stored_scalars`, padded to whole chunks; gradients begin with them too."""
     layer = form.recurrence.layer
     shape = {layer.batch: "cut.lanes", layer.head: f"size_{layer.head}", layer.time: "cut.slots * config.chunk"}
     out = []
     for name in stored_scalars(form):
         axes = scalar_axes(form, config, name)
-        out.append(Workspace(name, axes, tuple(shape[a] for a in axes), "f32", _doc(form, name)))
+        out.append(Workspace(name, axes, tuple(shape[a] for a in axes), "f32", _doc(form, name), kept=True))
     return tuple(out)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -146,21 +146,12 @@ def starts_of(module: Any, call: Call, config: Any = None) -> int:
         return 0
     arguments, names = blank(module, call), _argument_names(module)
     inputs = [arguments.get(names(i.name)) for i in module.LAYER.inputs]
-    return gradients_of(module).GRADIENTS.starts_every(inputs, call.sizes, None, config) or 0
-
-
-def keeps_of(
-    module: Any, inputs: Sequence[torch.Tensor | None], sizes: Mapping[str, int], config: Any = None
-) -> tuple[int | None, int | None]:
-    """Of how many tokens the blocks and the chunks are of which a forward pass on `inputs`, in the layer's order, keeps states
-    and scalars of tokens for gradients with the Config `config`; None of which it keeps none."""
-    gradients = gradients_of(module).GRADIENTS
-    every, chunk = (keeps(inputs, sizes, None, config) for keeps in (gradients.starts_every, gradients.decays_chunk))
-    return every, chunk
+    return gradients_of(module).GRADIENTS.keeps(inputs, call.sizes, None, config)[0] or 0
 
 
 def kept(module: Any, arguments: Mapping[str, Any], keeps: tuple[int | None, int | None]) -> dict[str, Any]:
-    """What a call of `forward` with these `arguments` keeps for its gradients, as they take it: of `keeps` what is not None."""
+    """What a call of `forward` with these `arguments` keeps for its gradients, as they take it; `keeps` is what their method of
+    that name returns."""
     bound = inspect.signature(module.forward).bind(**arguments)
     bound.apply_defaults()
     values = module.OPERATOR.keeping(list(bound.arguments.values()), *keeps)

@@ -86,7 +86,7 @@ class Gradients:
         right. None if int32 does not reach its arrays, or no tile holds its states.
 
         `starts` are the states at the ends of blocks of `starts_every` tokens, and `decays` the scalars of tokens in chunks of
-        `decays_chunk`, if the forward pass kept them (see the methods of those names); the result is the same without, but for
+        `decays_chunk`, if the forward pass kept them (see `keeps`); the result is the same without, but for
         roundings, and takes longer.
 
         They have the dtypes and shapes of what they are of; None for what is absent. Those of tokens that are in no sequence
@@ -100,18 +100,31 @@ class Gradients:
         found = self._calls(*inputs, *scalars, *states, *outputs, *finals, *between, *begun, *decays, *special, config)
         return found
 
-    def starts_every(
+    def keeps(
         self, inputs: Sequence[Tensor | None], size: Mapping[str, int], forward: Any, config: Any = None
-    ) -> int | None:
-        """Of how many tokens the blocks are at whose ends a forward pass with the Config `forward`, or None, should keep its
-        states for the gradients of a call of whole sequences: those of the segments that it walks anyway, which cost it a store
-        behind each. None where it has one segment, where walks back take less time in others, or no kernels compute gradients.
+    ) -> tuple[int | None, int | None]:
+        """What a forward pass with the Config `forward`, or None, should keep for the gradients of a call of whole sequences:
+        its states at the ends of blocks of so many tokens, and the scalars of tokens, weights and running sums of decays, in
+        chunks of so many. None for what it should not keep, as where no kernels compute gradients.
+
+        Blocks are the segments that it walks anyway, which cost it a store behind each, unless it has one, or walks back take
+        less time in others. Scalars are those that both passes make, where their chunks are the same.
         """
-        layer, configs = self.layer, self._both(inputs, size, forward, config)
-        if configs is None or not hasattr(configs[0], "segments"):
-            return None
-        (forward, config), leader = configs, inputs[[i.name for i in layer.inputs].index(self.leader)]
+        layer = self.layer
+        if not reached(layer, size, inputs) or not size[layer.batch] * size[layer.time]:
+            return None, None
+        by_name = dict(zip((i.name for i in layer.inputs), inputs, strict=True))
+        forward, config = self._chosen_forward(forward, by_name, size), self._chosen(config, by_name, size, None)
+        scalars = hasattr(forward, "warps_chunk_cumsum") and forward.chunk == config.chunk
+        leader = by_name[self.leader]
         assert leader is not None
+        return self._starts_every(leader, size, forward, config), forward.chunk if scalars else None
+
+    def _starts_every(self, leader: Tensor, size: Mapping[str, int], forward: Any, config: Any) -> int | None:
+        """Of how many tokens the segments of a forward pass are, if its states there should be kept."""
+        if not hasattr(forward, "segments"):
+            return None
+        layer = self.layer
         walks, processors = size[layer.batch] * size[layer.head], _cut.multiprocessors(leader)
         channels = [a for a in max(layer.states.values(), key=len) if a not in (layer.batch, layer.head)]
         column = max((size[a] for a in channels if not hasattr(forward, f"tile_{a}")), default=1)
@@ -127,29 +140,6 @@ class Gradients:
         own = segments(0, chunks, blocks, leader)
         kept, again = (_walk_cost(n, chunks, blocks, BLOCKS * processors) for n in (count, own))
         return every if STARTED * kept <= again else None
-
-    def decays_chunk(
-        self, inputs: Sequence[Tensor | None], size: Mapping[str, int], forward: Any, config: Any = None
-    ) -> int | None:
-        """Of how many tokens the chunks are whose scalars of tokens, weights and running sums of decays, a forward pass with
-        the Config `forward`, or None, should keep for the gradients of a call of whole sequences. None where both passes have
-        other chunks, or kernels that make no such scalars.
-        """
-        configs = self._both(inputs, size, forward, config)
-        if configs is None or not hasattr(configs[0], "warps_chunk_cumsum") or configs[0].chunk != configs[1].chunk:
-            return None
-        chunk: int = configs[0].chunk
-        return chunk
-
-    def _both(
-        self, inputs: Sequence[Tensor | None], size: Mapping[str, int], forward: Any, config: Any
-    ) -> tuple[Any, Any] | None:
-        """The Configs of both passes of a call of whole sequences; None if no kernels compute its gradients."""
-        layer = self.layer
-        if not reached(layer, size, inputs) or not size[layer.batch] * size[layer.time]:
-            return None
-        by_name = dict(zip((i.name for i in layer.inputs), inputs, strict=True))
-        return self._chosen_forward(forward, by_name, size), self._chosen(config, by_name, size, None)
 
     def _wholes(self, inputs: Sequence[Tensor | None], found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """The gradients of the inputs that are given, from what the kernels leave of each."""
@@ -219,7 +209,7 @@ class Gradients:
             numbered = [float(s) for s in scalars]
             config = self._chosen(config, by_name, size, sequences)
             config = replace(config, chunk=chunk_of(config.chunk, every))
-            begun = (*starts, starts_every or 0, decays if decays_chunk == config.chunk else ())
+            begun = (*starts, starts_every or 0, decays if decays and decays_chunk == config.chunk else None)
             with torch.no_grad():
                 found, first = self._cut(
                     (full, numbered, states), (arriving, passed, between), begun, first, size, sequences, every, config

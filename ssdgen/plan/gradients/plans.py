@@ -36,6 +36,7 @@ from ssdgen.plan.gradients.tokens import NAME as TOKENS
 from ssdgen.plan.gradients.tokens import token_gradient_kernel
 from ssdgen.plan.gradients.units import unit_of
 from ssdgen.plan.gradients.walks import BACK, ENTRY, kernels, walk_workspaces
+from ssdgen.plan.names import DECAYS
 from ssdgen.plan.portable import portable
 from ssdgen.plan.reach import reaches
 from ssdgen.plan.tokens import token_kernel, workspaces
@@ -74,7 +75,8 @@ def gradient_plan(adjoint: Adjoint, config: Config | None = None) -> GradientPla
         reads = read_kernel(adjoint, config)
     except Unsupported as reason:
         return GradientPlan(adjoint, empty, (), (), str(reason))
-    optional = [first, *forward, reads, *back, chunk, tokens]
+    scalars = None if first is None else replace(first, condition=f"{DECAYS} is None")
+    optional = [scalars, *forward, reads, *back, chunk, tokens]
     every: tuple[Kernel, ...] = tuple(k for k in optional if k is not None)
     buffers = (
         *workspaces(form, config),

@@ -32,7 +32,7 @@ from ssdgen.run.bench.truth import Values, input_sets
 from ssdgen.run.bench.warm import Job, Setting, our_jobs, peer_jobs, short, warm
 from ssdgen.run.gpu_peers import Call, mamba_ssm, tilegym, tilegym_kernels
 from ssdgen.run.inputs import Inputs
-from ssdgen.run.recorded import keeps_of, kept
+from ssdgen.run.recorded import kept
 
 SHAPES = FORWARD_SHAPES
 ALONE, BOTH = "backward", "forward + backward"
@@ -210,7 +210,7 @@ def ours(module: ModuleType, shape: Shape, given: Given, what: str) -> Contender
 
     def call(inputs: Inputs) -> tuple[Tensor, ...]:
         tensors = [inputs.tensors.get(name) for name in order]
-        keeps = given.of(inputs, "keeps", lambda: keeps_of(module, tensors, shape.sizes))
+        keeps = given.of(inputs, "keeps", lambda: gradients.keeps(tensors, shape.sizes, None))
 
         def forward() -> dict[str, Any]:
             return kept(module, inputs.keywords(), keeps)

@@ -21,7 +21,7 @@ from ssdgen.ir.layer import Layer
 from ssdgen.run.checks import BOUNDS, poisoned_memory, relative_error
 from ssdgen.run.inputs import DTYPES, Case, Inputs, draw
 from ssdgen.run.load import load_file
-from ssdgen.run.recorded import default_scalars, gradients_of, keeps_of, kept
+from ssdgen.run.recorded import default_scalars, gradients_of, kept
 from ssdgen.run.tune.device import Device, here
 from ssdgen.run.tune.remote import serve
 from ssdgen.run.tune.space import Values
@@ -143,7 +143,7 @@ def _gradient_call(module: Any, task: Task, setup: Setup, inputs: Inputs) -> Bou
     arriving = [torch.randn(y.shape, generator=generator, device=y.device).to(y.dtype) for y in outputs]
     none = [None] * len(layer.states)
     given = (tensors, default_scalars(module), none, None, arriving, none, config)
-    before = kept(module, inputs.keywords(), keeps_of(module, tensors, setup.case.sizes, config))
+    before = kept(module, inputs.keywords(), gradients.GRADIENTS.keeps(tensors, setup.case.sizes, None, config))
     present = [x is not None for x in tensors]
     sums = [layer.time not in i.axes for i, here in zip(layer.inputs, present, strict=True) if here]
     bound = _bound(setup, config)

@@ -175,7 +175,7 @@ def test_ours_is_called_once(module: ModuleType, setting: Setting, monkeypatch: 
     real, called = gradients.GRADIENTS, []
 
     class Counted:
-        starts_every, decays_chunk = real.starts_every, real.decays_chunk
+        keeps = real.keeps
 
         def __call__(self, *arguments: Any, **kept: Any) -> Any:
             called.append("backward")
